@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 import warnings
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from ports import free_port
+from under_way import until
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -31,8 +31,6 @@ from pipeline.views.mlflow import sync_runs as syncing
 from pipeline.views.mlflow.stores import open_client
 
 BEGAN = 1_700_000_000.0
-
-
 Value = tuple[str, float, int, int]
 
 
@@ -87,40 +85,31 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "Server":
-        store = open_client(f"sqlite:///{self.folder}/server.db", None)  # A second faster than the server makes it.
-        del store
+        store = f"sqlite:///{self.folder}/server.db"
+        open_client(store, None)  # A second faster than the server makes it.
+        command = (
+            *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--backend-store-uri", store, "--workers", "1", "--artifacts-destination", f"{self.folder}/served"),
+        )
+        environ = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)),
-                    *("--backend-store-uri", f"sqlite:///{self.folder}/server.db", "--workers", "1"),
-                    *("--artifacts-destination", f"{self.folder}/served"),
-                ],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-                start_new_session=True,
-            )
-        self._wait(60)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environ, start_new_session=True)
+        until(self._answers, 60)
         return self
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{self.uri}/health", timeout=2).close()
+            return True
+        return False
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
-            self._process.wait(20)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            for each in (number, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, each)
+                self._process.wait(20)
             self._process = None
-
-    def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            with contextlib.suppress(urllib.error.URLError, OSError):
-                urllib.request.urlopen(f"{self.uri}/health", timeout=2).close()
-                return
-            time.sleep(0.1)
-        raise TimeoutError((self.folder / "server.log").read_text())
 
 
 @contextlib.contextmanager
@@ -194,13 +183,9 @@ class Writer:
 
     def steps(self, first: int, last: int) -> list[Value]:
         """Writes a call of the loop for each step, and returns the losses that MLflow must hold."""
-        steps = range(first, last + 1)
-        losses = [("train/loss", float(f"{1 / step:.6g}"), round(1000 * (BEGAN + step)), step) for step in steps]
-        self.write(
-            *({"time": BEGAN + step, "event": "steps", "group": "point", "step": step, "losses": [loss]}
-              for step in steps for loss in [1 / step])
-        )  # fmt: skip
-        return losses
+        steps, kind = range(first, last + 1), {"event": "steps", "group": "point"}
+        self.write(*(kind | {"time": BEGAN + step, "step": step, "losses": [1 / step]} for step in steps))
+        return [("train/loss", float(f"{1 / step:.6g}"), round(1000 * (BEGAN + step)), step) for step in steps]
 
     def end(self, status: str = "FINISHED", error: str | None = None) -> None:
         self.write({"time": BEGAN + 9999, "event": "ended", "status": status, "error": error})
@@ -241,16 +226,6 @@ def sync(*folders: Path, uri: str | None = None) -> tuple[bool, list[str]]:
     return syncing.sync(folders, Path("outputs"), uri, lines.append), lines
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that tests share."""
-    server = Server(tmp_path_factory.mktemp("server")).start()
-    yield server
-    server.stop()
-
-
 def files(uri: str, run: Any, path: str | None = None) -> set[str]:
-    found: set[str] = set()
-    for each in MlflowClient(uri).list_artifacts(run.info.run_id, path):
-        found |= files(uri, run, each.path) if each.is_dir else {each.path}
-    return found
+    listed = MlflowClient(uri).list_artifacts(run.info.run_id, path)
+    return {name for each in listed for name in (files(uri, run, each.path) if each.is_dir else {each.path})}

@@ -14,26 +14,14 @@ import psutil
 import pytest
 import sqlalchemy
 from conftest import finish, left_behind, start
-from tracked_runs import (
-    Request,
-    Server,
-    Value,
-    Writer,
-    _mlflow_settings,
-    only_run,
-    own_tracker,
-    serving,
-    store,
-    sync,
-    values,
-)
+from tracked_runs import Request, Server, Writer, _mlflow_settings, only_run, own_tracker, serving, store, sync, values
 from under_way import until
 
 from pipeline.record.files import read_tracking
 from pipeline.record.log import read
 from pipeline.views.mlflow import Tracker, remember
-from pipeline.views.mlflow import stores as store_modules
 from pipeline.views.mlflow.changes import LogState
+from pipeline.views.mlflow.stores import open_client
 
 __all__ = ["_mlflow_settings", "own_tracker"]
 
@@ -44,16 +32,15 @@ SHORT = (
 )  # fmt: skip
 
 
-def told(log: Path) -> Counter[Value]:
-    """Every point of a log, once."""
+def whole(uri: str, log: Path) -> Any:
+    """The run of a log in a store, which has every point of the log once."""
     state = LogState()
     for event, _ in read(log):
         state.take(event)
-    return Counter({(each.name, each.value, each.time_ms, each.step): 1 for each in state.changes.metrics})
-
-
-def key_of(log: Path) -> str:
-    return str(next(read(log))[0].key)
+    run = only_run(uri, str(state.run and state.run.key))
+    points = {(each.name, each.value, each.time_ms, each.step): 1 for each in state.changes.metrics}
+    assert values(uri, run) == Counter(points)
+    return run
 
 
 def test_a_new_store_is_made_without_a_wait_for_the_disk_at_each_change_and_used_with_one(tmp_path: Path) -> None:
@@ -63,12 +50,12 @@ def test_a_new_store_is_made_without_a_wait_for_the_disk_at_each_change_and_used
         levels.append(connection.execute("PRAGMA synchronous").fetchone()[0])
 
     sqlalchemy.event.listen(sqlalchemy.Pool, "close", closed)
+    uri = f"sqlite:///{tmp_path}/outputs/mlflow.db"
     try:
-        store_modules.open_client(f"sqlite:///{tmp_path}/outputs/mlflow.db", None)
-        assert levels
+        open_client(uri, None)
         assert set(levels) == {0}
         levels.clear()
-        engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/outputs/mlflow.db")
+        engine = sqlalchemy.create_engine(uri)
         with engine.connect() as connection:
             assert connection.execute(sqlalchemy.text("SELECT name FROM sqlite_master")).fetchone()
         engine.dispose()
@@ -89,27 +76,32 @@ def test_four_runs_that_make_the_store_at_once_have_every_point_of_their_logs_in
     for log in logs:
         result = json.loads((log.parent / "result.json").read_text())
         assert result["tracking_note"] is None
-        run = only_run(uri, key_of(log))
-        assert run.info.run_id == result["mlflow_run_id"]
-        assert run.info.status == "FINISHED"
-        losses = [name for name, *_ in values(uri, run) if name == "train/loss"]
-        assert len(losses) == 40
-        assert values(uri, run) == told(log)
+        run = whole(uri, log)
+        assert (run.info.run_id, run.info.status) == (result["mlflow_run_id"], "FINISHED")
+        assert sum(name == "train/loss" for name, *_ in values(uri, run)) == 40
     assert not list(tmp_path.glob("outputs/mlflow.db.new*"))
     assert not left_behind(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_server_that_stands_still_answers_errors_or_is_killed_half_way_has_every_point_once_afterwards(
+def test_a_server_that_loses_answers_stands_still_or_is_killed_half_way_has_one_run_with_every_point_once(
     tmp_path: Path, own_tracker: Tracker
 ) -> None:
     server = Server(tmp_path).start()
-    ill = threading.Event()
+    ill, lost = threading.Event(), ["/api/2.0/mlflow/runs/create", "/api/2.0/mlflow/runs/log-batch"]
 
-    def between(request: Request) -> tuple[int, bytes]:
-        """Passes requests on to the real server, or answers 500 while `ill` is set, after doing what was asked."""
+    def between(request: Request) -> tuple[int, bytes] | None:
+        """Passes requests on to the real server; the first answers are lost, and while `ill` is set they are 500."""
         answer = request.passed_on(server.uri)
+        if request.path in lost:
+            lost.remove(request.path)
+            return None
         return (500, b"") if ill.is_set() else answer
+
+    def processes() -> list[psutil.Process]:
+        """The server's, which begins by starting others."""
+        first = psutil.Process(server._process.pid)  # type: ignore[union-attr]
+        return [first, *first.children(recursive=True)]
 
     try:
         with serving(between) as uri:
@@ -122,18 +114,19 @@ def test_a_server_that_stands_still_answers_errors_or_is_killed_half_way_has_eve
             own_tracker.follow(writer.folder, store(uri))
             expected = writer.steps(1, 1500)
             until(lambda: read_tracking(writer.folder).copied.offset, 60)
+            assert not lost
             ill.set()
             expected += writer.steps(1501, 2600)
             until(lambda: "answers with error 500" in said.read_text(), 30)
             ill.clear()
             until(all_sent, 60)
             # It stands still, longer than a request is waited for.
-            for each in processes_of(server):
+            for each in processes():
                 each.suspend()
             expected += writer.steps(2601, 4500)
             until(lambda: "does not answer in time" in said.read_text(), 30)
             assert not all_sent()
-            for each in processes_of(server):
+            for each in processes():
                 each.resume()
             expected += writer.steps(4501, 5000)
             until(all_sent, 60)
@@ -155,36 +148,13 @@ def test_a_server_that_stands_still_answers_errors_or_is_killed_half_way_has_eve
             assert sync(writer.folder)[0]
             assert values(server.uri, only_run(server.uri, writer.key)) == Counter(expected)
     finally:
-        for each in processes_of(server):
+        for each in processes():
             each.resume()
         server.stop()
 
 
-def processes_of(server: Server) -> list[psutil.Process]:
-    """The server's, which begins by starting others."""
-    assert server._process
-    first = psutil.Process(server._process.pid)
-    return [first, *first.children(recursive=True)]
-
-
 NAME, PASSWORD, TOKEN = "ann-3d6f", "s3cret-b19c!", "t0ken-77aa"
 BASIC = base64.b64encode(f"{NAME}:{PASSWORD}".encode()).decode()
-
-
-def secrets(environ: dict[str, str]) -> list[str]:
-    """What must not be found anywhere, in the forms in which it could be."""
-    return [*(text for name, text in environ.items() if not name.endswith("USERNAME")), BASIC]
-
-
-def found_in(folder: Path, words: list[str]) -> list[str]:
-    """The files under a folder, databases and archives included, that hold one of the words."""
-    return [
-        f"{path}: {word}"
-        for path in folder.rglob("*")
-        if path.is_file()
-        for word in words
-        if word.encode() in path.read_bytes()
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -217,8 +187,8 @@ def test_who_logs_in_from_the_environment_leaves_the_secret_nowhere(
     uri, server, logins = guarded
     environ, header = LOGINS[login]
     logins.clear()
-    whole = login == "password"
-    if whole:
+    runs = login == "password"
+    if runs:
         began, where = time.monotonic(), ("tracking=server", f"tracking.uri={uri}")
         ran = finish(start(tmp_path, *SHORT, *where, **environ), tmp_path, began, 120)
         assert ran.result["tracking_note"] is None
@@ -231,18 +201,19 @@ def test_who_logs_in_from_the_environment_leaves_the_secret_nowhere(
     ran.ok()
     assert set(logins) == {header}
     (log,) = tmp_path.glob("outputs/runs/*/events.jsonl")
-    assert values(server.uri, only_run(server.uri, key_of(log))) == told(log)
+    whole(server.uri, log)
     # Another who logs in with what the server does not know, so that its answer repeats it.
     wrong = {name: f"{text}-wrong" for name, text in environ.items()}
     refused = asked("sync", f"uri={uri.replace('127.0.0.1', 'localhost')}", **wrong).failed()
     assert "401" in refused.out
     printed = ran.out + ran.err + refused.out + refused.err
     # Nor does a run that fails or is refused leave it.
-    for case, code in (("model.build._target_=own.raises", 1), ("workers=0", 2)) if whole else ():
+    for case, code in (("model.build._target_=own.raises", 1), ("workers=0", 2)) if runs else ():
         failed = finish(start(tmp_path, *SHORT, *where, case, **environ), tmp_path, time.monotonic(), 120).failed(code)
         printed += failed.out + failed.err
-    words = secrets(environ)
-    assert not [word for word in words if word in printed]
-    assert len(list(tmp_path.rglob("point-0.log"))) == 2 * whole
-    assert not found_in(tmp_path, words)
-    assert not found_in(server.folder, words)
+    secrets = [*(text for name, text in environ.items() if not name.endswith("USERNAME")), BASIC]
+    assert not [word for word in secrets if word in printed]
+    assert len(list(tmp_path.rglob("point-0.log"))) == 2 * runs
+    # Databases and archives included.
+    files = [path for folder in (tmp_path, server.folder) for path in folder.rglob("*") if path.is_file()]
+    assert not [path for path in files for word in secrets if word.encode() in path.read_bytes()]

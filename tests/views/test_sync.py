@@ -9,27 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tracked_runs
 from ports import free_port
-from tracked_runs import (
-    BEGAN,
-    MlflowClient,
-    Request,
-    Server,
-    ViewType,
-    Writer,
-    _mlflow_settings,
-    files,
-    home,
-    local,
-    only_run,
-    sent,
-    server,
-    serving,
-    store,
-    sync,
-    values,
-)
-from under_way import until
+from tracked_runs import BEGAN, MlflowClient, Writer, _mlflow_settings, home, local, only_run, sent, sync, values
 
 from pipeline.driver.run_folders import find
 from pipeline.record.events import Ended, Event, Resumed, Run, Warned
@@ -39,7 +21,7 @@ from pipeline.views.mlflow.changes import Changes, LogState
 from pipeline.views.mlflow.copies import Copy
 from pipeline.views.mlflow.stores import open_client
 
-__all__ = ["_mlflow_settings", "home", "server"]
+__all__ = ["_mlflow_settings", "home"]
 
 NEVER = 2**22 + 1  # More than the kernel's largest process number.
 
@@ -51,12 +33,9 @@ def test_a_run_s_page_says_what_came_of_it_the_command_the_commit_who_ran_it_and
     tags = {"command": command, "git_commit": commit, "rehearsal": "true", "oversubscribed": "false"}
     origin = {"mlflow.user": "ann", "mlflow.source.name": "python -m pipeline", "mlflow.source.git.commit": commit}
     writer = Writer(home / "doubtful", tags=tags | origin)
-    remember(writer.folder, local(home))
 
     def said() -> list[str]:
-        assert sync(writer.folder)[0]
-        description: str = only_run(local(home).uri, writer.key).data.tags["mlflow.note.content"]
-        return description.split("\n\n")
+        return str(sent(writer, home).data.tags["mlflow.note.content"]).split("\n\n")
 
     asked = "`python -m pipeline strategy=mirrored '?x?=<b>'`, commit `3a0ee61939d3`"
     doubt = "- **rehearsal**: logical devices stand for others, so the speed is not theirs."
@@ -154,28 +133,16 @@ def test_an_experiment_gets_its_page_once_and_a_persons_own_text_and_views_stay(
         tags: dict[str, str] = client.get_experiment(experiment).tags
         return tags
 
-    first = send("described first")
-    assert first["mlflow.note.content"] == "Ours."
+    first, note = send("described first"), "mlflow.note.content"
+    assert first[note] == "Ours."
     assert json.loads(json.loads(first[view])["state"])["orderByKey"] == "metrics.`speedup`"
     client.set_experiment_tag(experiment, view, "changed")
     assert send("described second") == first | {view: "changed"}
     # A text that an earlier version of ours wrote is brought up to date.
-    note = "mlflow.note.content"
     assert texts.missing({}, 0)[note] == texts.DESCRIPTION
     assert note not in texts.missing({note: "Then."}, 0)
     monkeypatch.setattr(texts, "EARLIER", (hashlib.sha256(b"Then.").hexdigest()[:12],))
     assert texts.missing({note: "Then."}, 0)[note] == texts.DESCRIPTION
-
-
-def test_workers_and_batches_are_sorted_as_numbers(home: Path) -> None:
-    for workers in (10, 9, 100):
-        writer = Writer(home / f"workers {workers}", params={"workers": workers, "global_batch": 64 * workers})
-        sent(writer, home, "sorted")
-    client = MlflowClient(local(home).uri)
-    (found,) = client.search_experiments(filter_string="name = 'sorted'")
-    for name in ("workers", "global_batch"):
-        runs = client.search_runs([found.experiment_id], order_by=[f"metrics.`train/{name}` ASC"])
-        assert [run.data.params["workers"] for run in runs] == ["9", "10", "100"]
 
 
 def test_long_and_odd_values_reach_mlflow_cut_and_clean(home: Path) -> None:
@@ -197,31 +164,6 @@ def test_long_and_odd_values_reach_mlflow_cut_and_clean(home: Path) -> None:
     assert run.data.metrics == {"train": 1, long: 2, "train/_/up": 3, "train/a/b": 4, "train/ünï": 5}
 
 
-@pytest.mark.slow
-def test_a_lost_answer_makes_no_second_run(tmp_path: Path, server: Server) -> None:
-    lost: list[str] = []
-
-    def loses_first_answers(request: Request) -> tuple[int, bytes] | None:
-        """Passes every request on, and the first answer to each kind of it never back."""
-        answer, name = request.passed_on(server.uri), request.path.partition("?")[0]
-        if request.command == "POST" and name not in lost:
-            lost.append(name)
-            return None
-        return answer
-
-    writer = Writer(tmp_path / "run", params={"a": 1})
-    losses = writer.steps(1, 30)
-    writer.end()
-    with serving(loses_first_answers) as uri:
-        remember(writer.folder, store(uri, "lost answers"))
-        until(lambda: sync(writer.folder)[0], 60)
-    assert any(name.endswith("runs/create") for name in lost)
-    assert any(name.endswith("runs/log-batch") for name in lost)
-    run = only_run(server.uri, writer.key)
-    assert values(server.uri, run) == Counter(losses)
-    assert run.info.status == "FINISHED"
-
-
 def test_a_run_that_a_slow_server_made_after_all_is_deleted(home: Path) -> None:
     writer, client = Writer(home / "twins"), open_client(local(home).uri, None)
     experiment = client.create_experiment("twins")
@@ -229,7 +171,7 @@ def test_a_run_that_a_slow_server_made_after_all_is_deleted(home: Path) -> None:
         client.create_run(experiment, tags={"pipeline.key": writer.key})
     writer.end()
     assert sent(writer, home, "twins").info.status == "FINISHED"
-    assert len(client.search_runs([experiment], run_view_type=ViewType.ALL)) == 2
+    assert len(client.search_runs([experiment], run_view_type=tracked_runs.ViewType.ALL)) == 2
 
 
 def test_sync_ends_runs_whose_driver_is_gone_and_no_others(home: Path) -> None:
@@ -289,7 +231,7 @@ def test_sync_fills_a_store_that_was_thrown_away_and_leaves_a_deleted_run_alone(
         (writer.folder / "tracking.json").write_text(text.replace(copied, moved))
     assert sync(done.folder, uri=moved)[1][-1] == "Runs sent: 1; nothing new: 0; not sent: 0."
     assert values(moved, only_run(moved, done.key)) == Counter(losses)
-    assert files(moved, only_run(moved, done.key)) == {"events.jsonl"}
+    assert tracked_runs.files(moved, only_run(moved, done.key)) == {"events.jsonl"}
     # What is complete stays so where the store cannot be asked.
     nowhere, state = f"http://127.0.0.1:{free_port()}/moved", done.folder / "tracking.json"
     state.write_text(state.read_text().replace(moved, nowhere))

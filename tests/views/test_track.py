@@ -10,31 +10,15 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 import pytest
+import tracked_runs
 from ports import free_port
-from tracked_runs import (
-    BEGAN,
-    MlflowClient,
-    Request,
-    Value,
-    ViewType,
-    Writer,
-    _mlflow_settings,
-    files,
-    home,
-    local,
-    only_run,
-    own_tracker,
-    serving,
-    store,
-    sync,
-    tracker,
-    tracking,
-    values,
-)
+from tracked_runs import BEGAN, Writer, _mlflow_settings, home, local, only_run, own_tracker, tracker, values
 from under_way import until
 
 import pipeline
@@ -48,16 +32,17 @@ ROOT = Path(pipeline.__file__).parents[1]
 NEVER = 2**22 + 1  # More than the kernel's largest process number.
 
 
-def whole_run(folder: Path) -> tuple[Writer, list[Value]]:
+def whole_run(folder: Path) -> tuple[Writer, list[tracked_runs.Value]]:
     """A log with every kind of event but its end, and by hand what MLflow must make of it."""
     at, second, base = ({"group": group, "rank": rank} for group, rank in (("point", 0), ("point", 1), ("baseline", 0)))
-    writer = Writer(folder, params={"data": "digits", "workers": 2, "seed": None}, tags={"sweep": "s", "good": True})
-    (folder / "plan.json").write_text("{}")
-    (folder / "point-0.log").write_text("log")
+    writer = Writer(
+        folder,
+        params={"data": "digits", "workers": 2, "global_batch": 128, "seed": None},
+        tags={"sweep": "s", "good": True},
+    )
     (folder / "hydra").mkdir()
-    (folder / "hydra" / "config.yaml").write_text("a: 1")
-    (folder / "model.keras").write_bytes(b"model")
-    (folder / "result.json").write_text("{}")
+    for name in ("plan.json", "point-0.log", "hydra/config.yaml", "model.keras", "result.json"):
+        (folder / name).write_text("{}")
     built = {"parameters": 1234, "input_shape": [8, 8, 1], "num_classes": 10, "train_examples": 100}
     metrics, val_metrics = {"accuracy": 0.5, "top@5 (50%)": 1}, {"accuracy": 0.75}
     writer.write(
@@ -86,41 +71,20 @@ def whole_run(folder: Path) -> tuple[Writer, list[Value]]:
             "stopped_by": "EarlyStopping", "stopped_at": 4, "restored_epoch": None}},
     )  # fmt: skip
 
-    def point(name: str, value: float, seconds: float, step: int) -> Value:
-        return name, value, round(1000 * (BEGAN + seconds)), step
-
+    # MLflow sorts parameters as texts, so numbers are metrics too. Of a timed repeat first, then the median of all.
     expected = [
-        point("train/workers", 2.0, 0, 0),
-        # Of a timed repeat first, then the median of all.
-        point("examples_per_second", 320.0, 3, 0),
-        point("examples_per_second", 320.0, 18, 1),
-        point("one_device/examples_per_second", 64.0, 4, 0),
-        point("one_device/examples_per_second", 64.0, 18, 1),
-        point("train/loss", 4.0, 5, 1),
-        point("train/loss", 3.0, 6, 2),
-        point("train/loss", 1.0, 8, 4),
-        point("train/accuracy", 0.5, 8, 4),
-        point("train/top_5 _50__", 1.0, 8, 4),
-        point("train/learning_rate", 0.1, 8, 4),
-        point("train/examples_per_second", 32.0, 8, 4),
-        point("train/epoch", 1.0, 9, 4),
-        point("train/epoch_loss", 2.5, 9, 4),
-        point("val/loss", 2.0, 9, 4),
-        point("val/accuracy", 0.75, 9, 4),
-        point("system/host_0/cpu_percent", 50.0, 10, 0),
-        point("system/host_0/cpu_percent", 60.0, 15, 1),
-        *(
-            point(name, value, 18, 0)
-            for name, value in {
-                "examples_per_second_low": 300.0,
-                "speedup": 5.0,
-                "efficiency": 2.5,
-                "step/ms_p50": 100.0,
-                "time/seconds_training": 5.0,
-            }.items()
-        ),
-    ]
-    return writer, expected
+        ("train/workers", 2.0, 0, 0), ("train/global_batch", 128.0, 0, 0),
+        ("examples_per_second", 320.0, 3, 0), ("examples_per_second", 320.0, 18, 1),
+        ("one_device/examples_per_second", 64.0, 4, 0), ("one_device/examples_per_second", 64.0, 18, 1),
+        ("train/loss", 4.0, 5, 1), ("train/loss", 3.0, 6, 2), ("train/loss", 1.0, 8, 4),
+        ("train/accuracy", 0.5, 8, 4), ("train/top_5 _50__", 1.0, 8, 4), ("train/learning_rate", 0.1, 8, 4),
+        ("train/examples_per_second", 32.0, 8, 4), ("train/epoch", 1.0, 9, 4), ("train/epoch_loss", 2.5, 9, 4),
+        ("val/loss", 2.0, 9, 4), ("val/accuracy", 0.75, 9, 4),
+        ("system/host_0/cpu_percent", 50.0, 10, 0), ("system/host_0/cpu_percent", 60.0, 15, 1),
+        ("examples_per_second_low", 300.0, 18, 0), ("speedup", 5.0, 18, 0), ("efficiency", 2.5, 18, 0),
+        ("step/ms_p50", 100.0, 18, 0), ("time/seconds_training", 5.0, 18, 0),
+    ]  # fmt: skip
+    return writer, [(name, value, round(1000 * (BEGAN + seconds)), step) for name, value, seconds, step in expected]
 
 
 @pytest.mark.slow
@@ -157,25 +121,23 @@ def test_a_follower_that_is_stopped_or_killed_is_reported_and_follows_all_runs_o
 def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Path, tracker: Tracker) -> None:
     writer, expected = whole_run(home / "whole")
     uri = local(home).uri
+    client = tracked_runs.MlflowClient(uri)
     tracker.follow(writer.folder, local(home))
     assert tracker.drain(writer.folder, 60) == (True, None)
     run_id = run_id_of(writer.folder)
-    assert MlflowClient(uri).get_run(run_id).info.status == "RUNNING"
+    assert client.get_run(run_id).info.status == "RUNNING"
     writer.end()
     assert tracker.drain(writer.folder, 30) == (True, None)
 
     run = only_run(uri, writer.key)
     assert run.info.run_id == run_id
     assert values(uri, run) == Counter(expected)
-    assert (run.info.status, run.info.start_time, run.info.end_time) == (
-        "FINISHED",
-        round(1000 * BEGAN),
-        round(1000 * (BEGAN + 9999)),
-    )
+    times = [round(1000 * time) for time in (BEGAN, BEGAN + 9999)]
+    assert [run.info.status, run.info.start_time, run.info.end_time] == ["FINISHED", *times]
     assert run.info.run_name == f"whole-{run_id[:5]}"
-    assert MlflowClient(uri).get_experiment(run.info.experiment_id).name == "pipeline"
+    assert client.get_experiment(run.info.experiment_id).name == "pipeline"
     assert run.info.artifact_uri.startswith(local(home).artifacts)
-    assert run.data.params == {"data": "digits", "workers": "2", "seed": "None"}
+    assert run.data.params == {"data": "digits", "workers": "2", "global_batch": "128", "seed": "None"}
     tags = {
         "sweep": "s", "good": "true", "parameters": "1234", "status": "FINISHED", "rehearsal": "true",
         "stopped_by": "EarlyStopping",
@@ -189,14 +151,14 @@ def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Pa
     assert (data.dataset.name, data.dataset.digest) == ("digits", "ab12")
     assert json.loads(data.dataset.profile)["train_examples"] == 100
     kept = {"plan.json", "result.json", "events.jsonl", "model.keras", "logs/point-0.log", "hydra/config.yaml"}
-    assert files(uri, run) == kept
+    assert tracked_runs.files(uri, run) == kept
 
-    assert sync(writer.folder) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
+    assert tracked_runs.sync(writer.folder) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
     # From the start, as if nothing were known of what was sent; twice.
     for _ in range(2):
         (writer.folder / "tracking.json").unlink()
         remember(writer.folder, local(home))
-        sent, lines = sync(writer.folder)
+        sent, lines = tracked_runs.sync(writer.folder)
         assert (sent, lines[0]) == (True, f"{writer.folder}: 18 events sent, run {run_id}.")
         again = only_run(uri, writer.key)
         assert values(uri, again) == Counter(expected)
@@ -206,32 +168,12 @@ def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Pa
     # It is on the disk once; removed, it is gone from there and from the store, and nothing else is.
     there = Path(again.info.artifact_uri.removeprefix("file://"))
     assert (there / "model.keras").samefile(writer.folder / "model.keras")
-    experiments = len(MlflowClient(uri).search_experiments())
+    experiments = len(client.search_experiments())
     assert (stores.remove(writer.folder), stores.remove(writer.folder)) == (1, 0)
     assert not there.parent.exists()
-    assert (writer.folder / "model.keras").read_bytes() == b"model"
-    assert MlflowClient(uri).search_runs([run.info.experiment_id], run_view_type=ViewType.ALL) == []
-    assert len(MlflowClient(uri).search_experiments()) == experiments
-
-
-@pytest.mark.slow
-def test_steps_are_followed_while_they_are_written(home: Path, tracker: Tracker) -> None:
-    writer, uri = Writer(home / "steps"), local(home).uri
-    tracker.follow(writer.folder, local(home))
-    expected = []
-    for first in (1, 1001, 2001):
-        expected += writer.steps(first, first + 999)
-        assert tracker.drain(writer.folder, 30) == (True, None)
-        assert values(uri, only_run(uri, writer.key)) == Counter(expected)
-    # A line that is not whole yet is neither sent nor lost.
-    with writer.log.open("ab", buffering=0) as log:
-        log.write(b'{"time": 1, "event": "ended", "sta')
-        tracker.drain(writer.folder, 1)
-        assert only_run(uri, writer.key).info.status == "RUNNING"
-        log.write(b'tus": "FAILED", "error": "Out of memory."}\n')
-    assert tracker.drain(writer.folder, 30) == (True, None)
-    run = only_run(uri, writer.key)
-    assert (run.info.status, run.info.end_time, run.data.tags["error"]) == ("FAILED", 1000, "Out of memory.")
+    assert (writer.folder / "model.keras").read_text() == "{}"
+    assert client.search_runs([run.info.experiment_id], run_view_type=tracked_runs.ViewType.ALL) == []
+    assert len(client.search_experiments()) == experiments
 
 
 def test_who_followed_a_driver_that_is_gone_leaves_killed_neither_what_another_has_taken_over_nor_what_trains_on(
@@ -261,9 +203,15 @@ def test_who_followed_a_driver_that_is_gone_leaves_killed_neither_what_another_h
     Kept("127.0.0.1:7", "secret").write(detached.folder)
     assert ended(detached, 1) == "RUNNING"
     detached.write({"time": BEGAN + 3, "event": "attached", "pid": NEVER, "host": os.uname().nodename})
-    assert "It trains on without a driver: python -m pipeline attach" in sync(detached.folder)[1][0]
+    assert "It trains on without a driver: python -m pipeline attach" in tracked_runs.sync(detached.folder)[1][0]
     forget_agents(detached.folder)
     assert ended(detached, NEVER) == "KILLED"
+
+
+def alive(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 @pytest.mark.slow
@@ -271,8 +219,7 @@ def test_a_driver_killed_with_9_leaves_killed_and_no_process(tmp_path: Path) -> 
     code = """
 import json, os, sys, time
 from pathlib import Path
-from pipeline.record.log import from_plain
-from pipeline.record.log import EventLog
+from pipeline.record.log import EventLog, from_plain
 from pipeline.record.files import TrackingStore
 from pipeline.views.mlflow import Tracker
 
@@ -298,7 +245,7 @@ time.sleep(60)
     assert run.info.status == "KILLED"
     assert died - 1 < run.info.end_time / 1000 < time.time()
     assert len(values(uri, run)) == 2
-    assert sync(writer.folder) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
+    assert tracked_runs.sync(writer.folder) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
     assert only_run(uri, writer.key).info.end_time == run.info.end_time
 
 
@@ -319,13 +266,6 @@ def test_a_follower_whose_driver_is_gone_before_it_begins_ends_with_its_folder_o
             shutil.rmtree(tmp_path)
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_the_follower_outlives_the_signals_of_a_terminal_and_sends_its_log_alone(home: Path, tracker: Tracker) -> None:
     writer = Writer(home / "signals")
     tracker.follow(writer.folder, local(home))
@@ -339,10 +279,18 @@ def test_the_follower_outlives_the_signals_of_a_terminal_and_sends_its_log_alone
     until(lambda: not group.exists() or not (said := group.read_text()) or int(said.split()[-1]) >= 10)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(pid, number)
-    assert sync(writer.folder)[1][0] == f"{writer.folder}: another process is sending it now."
-    writer.end("KILLED")
+    assert tracked_runs.sync(writer.folder)[1][0] == f"{writer.folder}: another process is sending it now."
+    # More than a request takes, and a line that is not whole yet, which is neither sent nor lost.
+    losses, uri = writer.steps(1, 1500), local(home).uri
+    with writer.log.open("ab", buffering=0) as log:
+        log.write(b'{"time": 1, "event": "ended", "sta')
+        tracker.drain(writer.folder, 1)
+        assert only_run(uri, writer.key).info.status == "RUNNING"
+        log.write(b'tus": "FAILED", "error": "Out of memory."}\n')
     assert tracker.drain(writer.folder, 30) == (True, None)
-    assert only_run(local(home).uri, writer.key).info.status == "KILLED"
+    run = only_run(uri, writer.key)
+    assert values(uri, run) == Counter(losses)
+    assert (run.info.status, run.info.end_time, run.data.tags["error"]) == ("FAILED", 1000, "Out of memory.")
 
 
 def test_ill_servers_are_named_cost_the_driver_no_more_than_its_timeouts_and_no_password_is_kept(
@@ -351,26 +299,28 @@ def test_ill_servers_are_named_cost_the_driver_no_more_than_its_timeouts_and_no_
     """One wants another login, one is down, one hangs, one is broken, and one is a file that is no store."""
     over, logins, log = threading.Event(), list[str | None](), tmp_path / "tracker.log"
 
-    def refuses(request: Request) -> tuple[int, bytes]:
+    def refuses(request: tracked_runs.Request) -> tuple[int, bytes]:
         logins.append(request.headers.get("Authorization"))
         return 401, b""
 
-    def hangs(request: Request) -> None:
+    def hangs(request: tracked_runs.Request) -> None:
         over.wait(30)
 
     nowhere = f"http://127.0.0.1:{free_port()}"
-    spoilt, folder = tmp_path / "mlflow.db", tmp_path / "folder.db"
-    spoilt.write_text("This is no database. " * 100)
-    folder.mkdir()
+    (tmp_path / "mlflow.db").write_text("This is no database. " * 100)
+    (tmp_path / "folder.db").mkdir()
+    serving = tracked_runs.serving
     with serving(refuses) as refusing, serving(hangs) as hanging, serving(lambda request: (503, b"")) as breaking:
         problems = {refusing: "401", nowhere: f"No MLflow server answers at {nowhere}.", breaking: "with error 503"}
         problems[hanging] = f"The MLflow server at {hanging} does not answer in time."
-        problems |= {f"sqlite:///{spoilt}": "file is not a database", f"sqlite:///{folder}": "Is a directory"}
+        problems[f"sqlite:///{tmp_path}/mlflow.db"] = "file is not a database"
+        problems[f"sqlite:///{tmp_path}/folder.db"] = "Is a directory"
         runs = {uri: Writer(tmp_path / f"run{place}") for place, uri in enumerate(problems)}
-        with tracking(log, MLFLOW_HTTP_REQUEST_TIMEOUT="1") as tracker:
+        with tracked_runs.tracking(log, MLFLOW_HTTP_REQUEST_TIMEOUT="1") as tracker:
             for uri, writer in runs.items():
                 writer.end()
-                tracker.follow(writer.folder, store(uri.replace("//", "//ann:s3cret%21@" if uri == refusing else "//")))
+                login = "ann:s3cret%21@" * (uri == refusing)
+                tracker.follow(writer.folder, tracked_runs.store(uri.replace("//", f"//{login}")))
                 # Known to fail, so that there is nothing to wait for.
                 began = time.monotonic()
                 until(lambda folder=writer.folder: read_tracking(folder).copied.problem, 60)
@@ -397,7 +347,7 @@ def test_a_follower_that_gets_on_is_waited_for_as_long_as_the_caller_waits(tmp_p
     (busy / "sitecustomize.py").write_text("import time\nwhile time.process_time() < 3: pass\n")
     writer = Writer(tmp_path / "run")
     writer.end()
-    with tracking(tmp_path / "tracker.log", PYTHONPATH=str(busy)) as tracker:
+    with tracked_runs.tracking(tmp_path / "tracker.log", PYTHONPATH=str(busy)) as tracker:
         tracker.follow(writer.folder, local(tmp_path))
         began = time.monotonic()
         assert tracker.drain(writer.folder, 60.0, lambda: False) == (False, "The tracking process is not done yet.")
@@ -409,15 +359,15 @@ def test_a_follower_that_gets_on_is_waited_for_as_long_as_the_caller_waits(tmp_p
 def test_a_run_without_tracking_is_sent_only_where_a_store_is_named(tmp_path: Path, own_tracker: Tracker) -> None:
     writer = Writer(tmp_path / "run")
     writer.end()
-    own_tracker.follow(writer.folder, store(None, "later"))
+    own_tracker.follow(writer.folder, tracked_runs.store(None, "later"))
     assert own_tracker.drain(writer.folder, 1) == (True, None)
     assert own_tracker._process is None
-    assert sync(tmp_path)[0]
-    sent, lines = sync(writer.folder)
+    assert tracked_runs.sync(tmp_path)[0]
+    sent, lines = tracked_runs.sync(writer.folder)
     assert not sent
     assert lines[-1].startswith("Runs without tracking: 1. Try uri=sqlite:////")
     uri = local(tmp_path).uri
-    assert sync(writer.folder, uri=uri)[0]
+    assert tracked_runs.sync(writer.folder, uri=uri)[0]
     run = only_run(uri, writer.key)
-    assert MlflowClient(uri).get_experiment(run.info.experiment_id).name == "later"
+    assert tracked_runs.MlflowClient(uri).get_experiment(run.info.experiment_id).name == "later"
     assert Path(run.info.artifact_uri.removeprefix("file://")).is_relative_to(tmp_path)

@@ -47,7 +47,23 @@ class Site:
     address: str
     ran: Ran
     report: str
+    metrics: dict[str, dict[str, float]]
     browser: Any
+
+    @property
+    def finished(self) -> list[dict[str, Any]]:
+        """The results of the points that finished, the fastest first."""
+        ended = [result for result in self.ran.results if result["status"] == "FINISHED"]
+        return sorted(ended, key=lambda result: -result["speedup"])
+
+    @property
+    def efficiency(self) -> list[str]:
+        """The name of efficiency where a run has one: over a baseline that a busy machine has slowed, it is none."""
+        return ["efficiency"] if any(result["efficiency"] is not None for result in self.finished) else []
+
+    @property
+    def body(self) -> str:
+        return str(self.browser.find_element("tag name", "body").text)
 
     def open(self, url: str) -> None:
         # Of an address that differs in its last part alone, the browser would not load the page.
@@ -68,20 +84,15 @@ class Site:
         try:
             return until(drawn, SECONDS)
         except AssertionError as error:
-            raise AssertionError(body(self)) from error
+            raise AssertionError(self.body) from error
 
 
 def serving(folder: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
     """The command, which serves the runs in `folder`, and the address that it opens."""
-    said = folder / "said"
+    said, command = folder / "said", [sys.executable, "-m", "pipeline", "ui", f"port={port}"]
+    environ = {name: value for name, value in os.environ.items() if name != "DISPLAY"} | {"PYTHONPATH": str(ROOT)}
     with said.open("wb") as output:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "pipeline", "ui", f"port={port}"],
-            cwd=folder,
-            env={name: value for name, value in os.environ.items() if name != "DISPLAY"} | {"PYTHONPATH": str(ROOT)},
-            stdout=output,
-            stderr=output,
-        )
+        server = subprocess.Popen(command, cwd=folder, env=environ, stdout=output, stderr=output)
     until(lambda: "Runs by speedup: " in said.read_text() or server.poll() is not None, SECONDS)
     assert server.poll() is None, said.read_text()
     return server, said.read_text().rpartition("Runs by speedup: ")[2].strip()
@@ -93,21 +104,24 @@ def site(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[Sit
     folder, began = tmp_path_factory.mktemp("ui"), time.monotonic()
     sweep = start(
         folder, "-m", "data=digits", "model=mlp", "train.steps=4", "train.save=false", "measure.repeats=2",
-        "tracking.drain_timeout=60",
-        "strategy=one_device,mirrored", "workers=1,2",
+        "tracking.drain_timeout=60", "strategy=one_device,mirrored", "workers=1,2",
     )  # fmt: skip
     ran = finish(sweep, folder, began, 240).ok()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        client = client_of(folder / "outputs")
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{folder}/outputs/mlflow.db")
         (experiment,) = client.search_experiments(filter_string="name = 'pipeline'")
-        (report,) = client.search_runs([experiment.experiment_id], "tags.kind = 'report'")
+        runs = {run.info.run_id: run.data for run in client.search_runs([experiment.experiment_id])}
+    (report,) = (run_id for run_id, data in runs.items() if data.tags.get("kind") == "report")
     server, address = serving(folder, free_port())
     try:
         # Where its assistant would cover a quarter of the page.
         browser.get(f"{address.partition('#')[0]}health")
         browser.execute_script("localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')")
-        yield Site(address, ran, str(report.info.run_id), browser)
+        metrics = {run_id: data.metrics for run_id, data in runs.items()}
+        yield Site(address, ran, report, metrics, browser)
     finally:
         server.send_signal(signal.SIGINT)
         assert server.wait(30) == 0, (folder / "said").read_text()
@@ -141,16 +155,15 @@ def test_the_address_that_make_ui_prints_shows_the_runs_by_speedup_and_all_that_
     rows = site.wait(lambda: len(rows := table(site)) == 4 and all(row["speedup"] for row in rows) and rows)
     swept = rows.pop()
     assert swept["name"].startswith("sweep ")
-    assert {swept[name] for name in ("speedup", "examples_per_second", *efficiency_known(site))} == {"-"}
-    expected = finished(site)
-    for row, result in zip(rows, expected, strict=True):
+    assert {swept[name] for name in ("speedup", "examples_per_second", *site.efficiency)} == {"-"}
+    for row, result in zip(rows, site.finished, strict=True):
         run = f"{result['strategy']}-{result['workers']}-mlp-digits-{result['mlflow_run_id'][:5]}"
         assert row["name"] == run
         assert (row["strategy"], row["train/workers"]) == (result["strategy"], str(result["workers"]))
         assert row["speedup"] == f"{result['speedup']:.4g}"
         assert row["speedup_range"] == f"{result['speedup_low']:.2f} to {result['speedup_high']:.2f}"
         assert float(row["examples_per_second"]) == pytest.approx(result["examples_per_second"], rel=1e-3)
-    assert "How to read these runs." in body(site)
+    assert "How to read these runs." in site.body
     # All that is compared is in sight on a page 1440 wide.
     screen(site.browser, 1440)
     try:
@@ -159,7 +172,7 @@ def test_the_address_that_make_ui_prints_shows_the_runs_by_speedup_and_all_that_
         seen = dict(site.browser.execute_script(HEADS))
     finally:
         screen(site.browser, 1280)
-    compared = {"strategy", "train/workers", "speedup", "speedup_range", "examples_per_second", *efficiency_known(site)}
+    compared = {"strategy", "train/workers", "speedup", "speedup_range", "examples_per_second", *site.efficiency}
     assert compared <= set(seen)
     assert not [name for name in compared if seen[name]], "cut short"
 
@@ -167,10 +180,10 @@ def test_the_address_that_make_ui_prints_shows_the_runs_by_speedup_and_all_that_
 @pytest.mark.slow
 def test_the_charts_beside_the_table_draw_throughput_and_speedup_first_and_each_point_once(site):
     site.open(f"{site.address}&compareRunsMode=CHART")
-    charts = f"Comparison\n({5 + len(efficiency_known(site))})"
-    words = site.wait(lambda: charts in (text := body(site)) and text.count("mirrored-2") > 1 and text)
+    charts = f"Comparison\n({5 + len(site.efficiency)})"
+    words = site.wait(lambda: charts in (text := site.body) and text.count("mirrored-2") > 1 and text)
     section = words.partition(charts)[2]
-    places = [section.index(name) for name in ("examples_per_second", "speedup", *efficiency_known(site))]
+    places = [section.index(name) for name in ("examples_per_second", "speedup", *site.efficiency)]
     assert places == sorted(places)
     # The run of their sweep has no bar, and an efficiency over a disturbed baseline is none.
     drawn = "return [...document.querySelectorAll('.barlayer')].map(each => each.querySelectorAll('.point').length)"
@@ -186,37 +199,34 @@ def test_three_runs_that_are_ticked_are_compared_by_throughput_and_speedup_first
         site.wait(lambda box=box: site.all(box) and (site.all(box)[0].click() or True))
     button = "//button[normalize-space()='Compare']"
     site.wait(lambda: site.browser.find_element("xpath", button).click() or True)
-    site.wait(lambda: "Comparing 3 Runs from 1 Experiment" in body(site))
+    site.wait(lambda: "Comparing 3 Runs from 1 Experiment" in site.body)
     # What it draws, and then its first metrics by name, in digits that mean something.
-    drawn = site.wait(lambda: (text := body(site)).count("Metrics:") and text.partition("Metrics:")[2].split())
+    drawn = site.wait(lambda: (text := site.body).count("Metrics:") and text.partition("Metrics:")[2].split())
     assert drawn[0] == "examples_per_second"
-    names = {*efficiency_known(site), "examples_per_second", "one_device/examples_per_second"}
-    words = site.wait(lambda: names <= set(words := body(site).rpartition("Metrics")[2].split()) and words)
-    assert all(words.index(name) < words.index("examples_per_second") for name in efficiency_known(site))
+    names = {*site.efficiency, "examples_per_second", "one_device/examples_per_second"}
+    words = site.wait(lambda: names <= set(words := site.body.rpartition("Metrics")[2].split()) and words)
+    assert all(words.index(name) < words.index("examples_per_second") for name in site.efficiency)
     # Four digits are kept, and the page rounds them once more.
     drawn = [float(word) for word in words if re.fullmatch(r"\d+\.\d+", word)]
-    for efficiency in filter(None, (result["efficiency"] for result in finished(site))):
+    for efficiency in filter(None, (result["efficiency"] for result in site.finished)):
         assert any(abs(number - efficiency) < 0.00101 for number in drawn), (efficiency, words)
 
 
 @pytest.mark.slow
-def test_the_page_of_a_run_says_what_came_of_it_and_how_to_run_it_again(site):
-    (result, *_) = finished(site)
+def test_the_page_of_a_run_says_what_came_of_it_and_how_to_run_it_again_and_that_of_a_sweep_has_its_report(site):
+    (result, *_) = site.finished
     site.open(page_of(site, result["mlflow_run_id"]))
-    words = site.wait(lambda: "Created by" in (text := body(site)) and "Metrics (" in text and text)
+    words = site.wait(lambda: "Created by" in (text := site.body) and "Metrics (" in text and text)
     assert f"{result['speedup']:.2f} times one device" in words
     assert "python -m pipeline data=digits model=mlp train.steps=4" in words
     about = words.partition("About this run")[2].splitlines()
     assert about[about.index("Created by") + 1] == getpass.getuser()
     assert about[about.index("Source") + 1] == "python -m pipeline"
     # Each once, in digits that mean something.
-    metrics = client_of(site.ran.folder / "outputs").get_run(result["mlflow_run_id"]).data.metrics
+    metrics = site.metrics[result["mlflow_run_id"]]
     assert sorted(name for name in metrics if "loss" in name) == ["train/epoch_loss", "train/loss", "val/loss"]
     assert all(value == float(f"{value:.6g}") or value.is_integer() for value in metrics.values())
-
-
-@pytest.mark.slow
-def test_a_report_among_a_run_s_artifacts_is_shown_as_a_page(site):
+    # A report among a run's artifacts is shown as a page.
     site.open(f"{page_of(site, site.report)}/artifacts/report.html")
     frame = site.wait(lambda: site.all("iframe"))[0]
     site.browser.switch_to.frame(frame)
@@ -232,30 +242,10 @@ def screen(browser: Any, width: int) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
-def efficiency_known(site: Site) -> list[str]:
-    """The name of efficiency where a run has one: over a baseline that a busy machine has slowed, it is none."""
-    return ["efficiency"] if any(result["efficiency"] is not None for result in finished(site)) else []
-
-
-def finished(site: Site) -> list[dict[str, Any]]:
-    """The results of the points that finished, the fastest first."""
-    ended = [result for result in site.ran.results if result["status"] == "FINISHED"]
-    return sorted(ended, key=lambda result: -result["speedup"])
-
-
 def page_of(site: Site, run_id: str) -> str:
     """Where a run is shown."""
     server, _, rest = site.address.partition("#")
     return f"{server}#/experiments/{rest.split('/')[2]}/runs/{run_id}"
-
-
-def client_of(output: Path) -> Any:
-    """MLflow on the store of `output`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from mlflow import MlflowClient
-
-        return MlflowClient(f"sqlite:///{output / 'mlflow.db'}")
 
 
 def table(site: Site) -> list[dict[str, str]]:
@@ -270,10 +260,6 @@ def table(site: Site) -> list[dict[str, str]]:
         # Before a run's name is the colour that it is drawn in.
         rows.setdefault(int(index), {})["name" if name == "Run Name" else name] = words.strip().rpartition("\n")[2]
     return [rows[index] for index in sorted(rows)]
-
-
-def body(site: Site) -> str:
-    return str(site.browser.find_element("tag name", "body").text)
 
 
 def listens(port: int) -> bool:

@@ -3,10 +3,9 @@
     python -m pipeline.views.mlflow.sync_runs  started by a `Tracker`, which names to it the folders of runs to follow
     python -m pipeline sync                 sends what MLflow does not hold yet, and ends runs whose driver is gone
 
-Both fold the log through `changes`, and note in the run's `tracking.json` how far they came, where the driver reads it.
-To send a thing twice changes nothing: a run is found again by its key, and MLflow stores an equal point once. The
-follower is a process because MLflow takes seconds to import and its server may hang: the driver waits for neither, and
-imports no more than this.
+Both fold the log through `changes`, and note in the run's `tracking.json` how far they came. To send a thing twice
+changes nothing: a run is found again by its key, and MLflow stores an equal point once. The follower is a process
+because MLflow takes seconds to import and its server may hang: the driver waits for neither.
 """
 
 import contextlib
@@ -48,8 +47,24 @@ class Tracker:
     def begin(self) -> None:
         """Starts the process, which imports MLflow meanwhile; without it, the first log that is followed does."""
         with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                return
+            path = filter(None, [str(Path(__file__).resolve().parents[3]), self._environ.get("PYTHONPATH")])
             try:
-                self._start()
+                self._log.parent.mkdir(parents=True, exist_ok=True)
+                # One that takes the place of another reads from the beginning what that was named.
+                if self._names is None:
+                    self._names, names_file = tempfile.mkstemp()
+                    os.unlink(names_file)
+                with self._log.open("ab") as log:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-m", "pipeline.views.mlflow.sync_runs", str(os.getpid())],
+                        stdin=self._names,
+                        stdout=log,
+                        stderr=log,
+                        env={**self._environ, "PYTHONPATH": os.pathsep.join(path)},
+                        start_new_session=True,
+                    )
             except OSError as error:
                 self._problem = f"The tracking process could not start: {error}."
 
@@ -64,64 +79,46 @@ class Tracker:
             return
         if store.uri is not None:
             self.begin()
-            self._name(folder)
+            self._name(os.fsencode(folder))
 
     def drain(self, folder: Path, timeout: float, waits: Callable[[], bool] = lambda: True) -> tuple[bool, str | None]:
         """Returns (True if MLflow holds all of the log in `folder`, what was wrong), after that time at most."""
-        if self._process is None:
+        process = self._process
+        if process is None:
             return self._problem is None, self._problem
-        if not _is_sent(folder):
-            self._name(folder)
-            _until(
-                lambda: _is_sent(folder), self._process, timeout, lambda: waits() and self._runs(),
-                lambda: read_tracking(folder).copied.problem,
-            )  # fmt: skip
+
+        def is_sent() -> bool:
+            """True if MLflow holds all of the log, or never will, since someone deleted the run there."""
+            copied = read_tracking(folder).copied
+            return copied.closed == DELETED or next(event_log.read(folder / LOG, copied.offset), None) is None
+
+        if not is_sent():
+            self._name(os.fsencode(folder))
+            _wait(process, timeout, lambda: waits() and not is_sent(), lambda: read_tracking(folder).copied.problem)
         if problem := read_tracking(folder).copied.problem:
             return False, problem
-        if _is_sent(folder):
+        if is_sent():
             return True, None
-        if not self._runs():
+        if process.poll() is not None:
             return False, self._problem or f"The tracking process has ended; see {self._log}."
         return False, "The tracking process is not done yet."
 
     def close(self, timeout: float = 12.0, waits: Callable[[], bool] = lambda: True) -> None:
         """Ends the process, which first sends what is left and ends as KILLED the runs that have no end."""
+        self._name(b"")
         with self._lock:
             process, names = self._process, self._names
             self._process = self._names = None
-        if process is None or names is None:
-            return
-        with contextlib.suppress(OSError):
-            os.write(names, b"\0")
-        _until(lambda: process.poll() is not None, process, timeout, waits)
-        process.kill()
-        process.wait()
-        os.close(names)
+        if process is not None and names is not None:
+            _wait(process, timeout, waits)
+            process.kill()
+            process.wait()
+            os.close(names)
 
-    def _start(self) -> None:
-        if self._runs():
-            return
-        package = str(Path(__file__).resolve().parents[3])
-        path = os.pathsep.join(filter(None, [package, self._environ.get("PYTHONPATH")]))
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        # One that takes the place of another reads from the beginning what that was named.
-        if self._names is None:
-            self._names, names_file = tempfile.mkstemp()
-            os.unlink(names_file)
-        with self._log.open("ab") as log:
-            command = [sys.executable, "-m", "pipeline.views.mlflow.sync_runs", str(os.getpid())]
-            environ = {**self._environ, "PYTHONPATH": path}
-            self._process = subprocess.Popen(
-                command, stdin=self._names, stdout=log, stderr=log, env=environ, start_new_session=True
-            )
-
-    def _runs(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def _name(self, folder: Path) -> None:
+    def _name(self, folder: bytes) -> None:
         with self._lock, contextlib.suppress(OSError):
             if self._names is not None:
-                os.write(self._names, os.fsencode(folder) + b"\0")
+                os.write(self._names, folder + b"\0")
 
 
 def remember(folder: Path, store: TrackingStore) -> None:
@@ -131,37 +128,24 @@ def remember(folder: Path, store: TrackingStore) -> None:
     write_tracking(folder, state.with_copied(store.uri, replace(state.copied, problem=None)))
 
 
-def _is_sent(folder: Path) -> bool:
-    """True if MLflow holds all of a log, or never will, since someone deleted the run there."""
-    copied = read_tracking(folder).copied
-    return copied.closed == DELETED or next(event_log.read(folder / LOG, copied.offset), None) is None
-
-
-def _until(
-    reached: Callable[[], bool],
+def _wait(
     process: "subprocess.Popen[bytes]",
     timeout: float,
     waits: Callable[[], bool],
     problem: Callable[[], str | None] = lambda: None,
 ) -> None:
-    """Waits until something is `reached`, as long as the process gets on and the caller `waits`.
-
-    A process gets on while it computes, unless it only tries again what has met a `problem`.
-    """
-    computed, until = _computed(process), time.monotonic() + timeout
-    while not reached() and waits() and time.monotonic() < until:
-        time.sleep(min(LOOK_SECONDS, timeout))
-        if _computed(process) - computed >= LEAST_SECONDS and not problem():
-            computed, until = _computed(process), time.monotonic() + timeout
-
-
-def _computed(process: "subprocess.Popen[bytes]") -> float:
-    """Returns the processor time that a process has used, in seconds; 0 once it is gone."""
+    """Waits while the caller does and the process gets on: it computes, but not to try again what meets a `problem`."""
     # Only once a follower is waited for: a plan has none.
     import psutil
 
-    try:
-        used = psutil.Process(process.pid).cpu_times()
-        return float(used.user + used.system)
-    except psutil.Error:
+    def computed() -> float:
+        with contextlib.suppress(psutil.Error):
+            used = psutil.Process(process.pid).cpu_times()
+            return float(used.user + used.system)
         return 0.0
+
+    before, until = computed(), time.monotonic() + timeout
+    while process.poll() is None and waits() and time.monotonic() < until:
+        time.sleep(min(LOOK_SECONDS, timeout))
+        if computed() - before >= LEAST_SECONDS and not problem():
+            before, until = computed(), time.monotonic() + timeout

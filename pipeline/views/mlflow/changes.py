@@ -5,7 +5,7 @@ It imports no MLflow, and leaves the sending to `pipeline.views.mlflow.copies`.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from pipeline.analyze import comparable
 from pipeline.record import events, results
 from pipeline.record.log import to_plain
 from pipeline.views.mlflow import texts
-from pipeline.views.terminal.words import number, speedup_span, throughput_span
+from pipeline.views.terminal.words import listed, number, speedup_span, throughput_span
 
 # A value of result.json is a measurement where its name says a rate, a ratio or a unit.
 MEASUREMENT = re.compile(
@@ -43,11 +43,6 @@ class LogState:
 
     `driver` is the event of the command that wrote last, the `commands`-th. `last` is the last step of each curve, and
     `epoch` the last epoch: of steps, epochs and repeats that are made again, those up to there are sent already.
-
-    >>> state = LogState()
-    >>> state.take(events.Steps(2, [0.7, 0.6], seconds=1.0, time=8.0))
-    >>> [(point.name, point.value, point.time_ms, point.step) for point in state.changes.metrics]
-    [('train/loss', 0.7, 7500, 1), ('train/loss', 0.6, 8000, 2)]
     """
 
     run: events.Run | None = None
@@ -62,8 +57,6 @@ class LogState:
     # What its description says.
     result: str = ""
     error: str = ""
-    command: str = ""
-    commit: str = ""
     notes: dict[str, None] = field(default_factory=dict)
     model: str | None = None
     # The files of a sweep's report: paths in the sweep's folder, by the folder of the artifacts that they belong in.
@@ -78,12 +71,19 @@ class LogState:
             self.time_ms = max(self.time_ms, texts.ms(event))
             handle(self, event)
 
-    def _tag(self, name: str, value: object) -> None:
-        self.changes.tags[texts.safe_name(name)] = texts.text(value, texts.TAG_CHARACTERS)
+    def _tags(self, tags: Mapping[str, object]) -> None:
+        self.changes.tags |= {
+            texts.safe_name(name): texts.text(value, texts.TAG_CHARACTERS) for name, value in tags.items()
+        }
 
     def _describe(self) -> None:
-        about = texts.description(self.result, self.error, self.command, self.commit, self.notes)
-        self._tag(texts.NOTE_TAG, about)
+        tags = self.run.tags if self.run is not None else {}
+        typed = str(tags.get("command") or tags.get("overrides") or "").replace("`", "?")
+        version = str(tags.get("git_commit") or "")[: texts.COMMIT_LETTERS]
+        noted = "\n".join(f"- {note}" for note in self.notes)
+        asked = listed(f"`{typed}`" if typed else "", f"commit `{version}`" if version else "")
+        about = (f"**{self.error}**" if self.error else "", self.result, asked, noted)
+        self._tags({texts.NOTE_TAG: "\n\n".join(filter(None, about))})
 
     def _metric(self, name: str, value: object, event: events.EventBase, step: int, before: float = 0.0) -> None:
         """Adds a point, of so many seconds before the event; nothing where the value is no number."""
@@ -106,14 +106,10 @@ class LogState:
         self.changes.params |= {
             texts.safe_name(name): texts.text(value, texts.PARAM_CHARACTERS) for name, value in event.params.items()
         }
-        for name, value in event.tags.items():
-            self._tag(name, value)
-        self._tag("pipeline.folder", event.folder)
+        self._tags({**event.tags, "pipeline.folder": event.folder})
         # MLflow sorts parameters as text, and draws metrics alone.
         for name in ("workers", "replica_batch", "global_batch"):
-            self._metric(texts.trained(name), event.params.get(name), event, 0)
-        self.command = str(event.tags.get("command") or event.tags.get("overrides") or "")
-        self.commit = str(event.tags.get("git_commit") or "")
+            self._metric(f"train/{name}", event.params.get(name), event, 0)
         for name, why in comparable.DOUBTS.items():
             if event.tags.get(name) == "true":
                 self.notes[f"**{name}**: {why}"] = None
@@ -124,31 +120,26 @@ class LogState:
         self.commands += 1
         # What the command before ended with holds no longer.
         self.error = ""
-        self._tag("status", "RUNNING")
-        self._tag("preempted", "false")
-        self._tag("error", "")
-        self._tag("resumed", self.commands - 1)
         self._describe()
         # Parameters are fixed for a run in MLflow; what another command had otherwise is a tag.
         then = {} if self.run is None else self.run.params
-        for name, value in event.params.items():
-            if then.get(name) != value:
-                self._tag(f"resumed/{name}", value)
+        changed = {f"resumed/{name}": value for name, value in event.params.items() if then.get(name) != value}
+        resumed: dict[str, object] = {"preempted": "false", "error": "", "resumed": self.commands - 1}
+        self._tags({"status": "RUNNING", **resumed, **changed})
         self.changes.reopened = True
 
     def _attached(self, event: events.Attached) -> None:
         self.driver = event
         # Nobody may have been left to say that it goes on.
-        self._tag("status", "RUNNING")
+        self._tags({"status": "RUNNING"})
         self.changes.reopened = True
 
     def _built(self, event: events.Built) -> None:
         if self.built or event.rank:
             return
         self.built, plain = True, to_plain(event)
-        for name in ("parameters", "input_shape", "num_classes"):
-            if plain.get(name) is not None:
-                self._tag(name, plain[name])
+        sizes = ("parameters", "input_shape", "num_classes")
+        self._tags({name: plain[name] for name in sizes if plain.get(name) is not None})
         data = "data" if self.run is None else self.run.params.get("data", "data")
         counted = ("train_examples", "validation_examples", "num_classes", "input_shape", "steps_per_epoch")
         features = texts.tensors(event.input_dtype or "float32", event.input_shape or [])
@@ -162,19 +153,21 @@ class LogState:
 
     def _measured(self, event: events.Measured) -> None:
         if not event.rank:
-            self._curve(texts.timed(event.group or "point"), _rate(event), event, event.repeat)
+            # Repeats of a group end in their median.
+            name = texts.FIRST if event.group in (None, "point") else f"{event.group}_{texts.FIRST}"
+            self._curve(texts.measurement(name), _rate(event), event, event.repeat)
 
     def _stepped(self, event: events.Steps) -> None:
         losses, seconds = event.losses, number(event.seconds) or 0.0
         self.training_ms = self.training_ms or texts.ms(event)
         # The call took `seconds` and ended now; its steps took equal parts of that.
         for left, loss in zip(reversed(range(len(losses))), losses, strict=True):
-            self._curve(texts.trained("loss"), loss, event, event.step - left, seconds * left / len(losses))
+            self._curve("train/loss", loss, event, event.step - left, seconds * left / len(losses))
         for name, value in event.metrics.items():
             if name != "loss":
-                self._curve(texts.trained(name), value, event, event.step)
-        self._curve(texts.trained("learning_rate"), event.learning_rate, event, event.step)
-        self._curve(texts.trained("examples_per_second"), _rate(event), event, event.step)
+                self._curve(f"train/{name}", value, event, event.step)
+        self._curve("train/learning_rate", event.learning_rate, event, event.step)
+        self._curve("train/examples_per_second", _rate(event), event, event.step)
 
     def _epoch(self, event: events.Epoch) -> None:
         # Made again by fewer workers, an epoch may end at another step.
@@ -182,17 +175,17 @@ class LogState:
             return
         self.epoch = event.epoch
         # By optimizer step, so that MLflow can draw it over the training loss; by epoch where that is the axis.
-        self._curve(texts.trained("epoch"), event.epoch, event, event.step)
+        self._curve("train/epoch", event.epoch, event, event.step)
         self._learnt(event, event, event.step)
 
     def _learnt(self, values: events.Epoch | results.Training, event: events.EventBase, step: int) -> None:
         """Adds an epoch's metrics; a value that is sent already for that step is left out."""
-        self._curve(texts.trained("epoch_loss"), values.loss, event, step)
+        self._curve("train/epoch_loss", values.loss, event, step)
         for name, value in values.metrics.items():
-            self._curve(texts.trained(name), value, event, step)
+            self._curve(f"train/{name}", value, event, step)
         held_out: dict[str, float | None] = {"loss": values.val_loss, **values.val_metrics}
         for name, held in held_out.items():
-            self._curve(texts.validated(name), held, event, step)
+            self._curve(f"val/{name.removeprefix('val_')}", held, event, step)
 
     def _system(self, event: events.System) -> None:
         host = texts.safe_name(event.host).replace("/", "_")
@@ -215,14 +208,13 @@ class LogState:
                 self._metric(called, value, event, self.last.get(called, -1) + self.commands)
             elif name in RESULT_TAGS and (value is not None or self.commands > 1):
                 # What the result of an earlier command said holds no longer.
-                self._tag(name, "" if value is None else value)
+                self._tags({name: "" if value is None else value})
         result = results.from_values(event.values)
         # The intervals of what is compared, each in one column of MLflow's table.
-        for name, ends in (("speedup", speedup_span(result.speed)), (texts.FIRST, throughput_span(result.speed))):
-            if ends:
-                self._tag(f"{name}_range", ends)
+        ends = {"speedup_range": speedup_span(result.speed), f"{texts.FIRST}_range": throughput_span(result.speed)}
+        self._tags({name: text for name, text in ends.items() if text})
         # What no epoch has told.
-        learnt = [step for name, step in self.last.items() if name.startswith((texts.TRAIN, texts.VALIDATION))]
+        learnt = [step for name, step in self.last.items() if name.startswith(("train/", "val/"))]
         self._learnt(result.training, event, max(learnt, default=0))
         self.result = texts.sentence(result)
         self.notes |= dict.fromkeys(result.notes)
@@ -231,41 +223,35 @@ class LogState:
     def _reported(self, event: events.Report) -> None:
         """Takes a sweep's report, written once more: its points have the numbers, which it would double."""
         self.report = event.files
-        for name, value in event.tags.items():
-            self._tag(name, value or "")
-        self._tag(texts.NOTE_TAG, event.text)
+        self._tags({name: value or "" for name, value in event.tags.items()} | {texts.NOTE_TAG: event.text})
 
     def _profiled(self, event: events.Profiled) -> None:
-        self._tag("profile.bound", event.values.bound)
+        self._tags({"profile.bound": event.values.bound})
         for name in ("input", "model", "ceiling"):
             called = f"{name}_examples_per_second"
             self._metric(f"profile/{called}", getattr(event.values, called), event, 0)
 
     def _checked(self, event: events.Checked) -> None:
-        """Takes the outcome of the check; the sentence about it is a note of the result."""
+        # The sentence about it is a note of the result.
         if event.rank == 0:
-            self._tag("check", event.values.outcome)
+            self._tags({"check": event.values.outcome})
             if event.values.outcome != "not made":
-                self._metric(f"{texts.ONE_DEVICE}/largest_difference", event.values.largest, event, 0)
+                self._metric("one_device/largest_difference", event.values.largest, event, 0)
 
     def _explained(self, event: events.Explained) -> None:
         explanation = event.values
-        for name, words in (("bound", explanation.bound), ("straggler", explanation.straggler)):
-            if words:
-                self._tag(f"explain.{name}", words)
-        self._metric("explain/lost", explanation.lost, event, 0)
-        for part in explanation.parts:
-            self._metric(f"explain/{part.name.replace(' ', '_')}", part.share, event, 0)
+        about = {"explain.bound": explanation.bound, "explain.straggler": explanation.straggler}
+        self._tags({name: words for name, words in about.items() if words})
+        for name, share in {"lost": explanation.lost, **{part.name: part.share for part in explanation.parts}}.items():
+            self._metric(f"explain/{name.replace(' ', '_')}", share, event, 0)
 
     def _ended(self, event: events.Ended) -> None:
         preempted = event.status == "PREEMPTED"
         status = "KILLED" if preempted else event.status if event.status in STATUSES else "FAILED"
         self.ended = True
-        if preempted:
-            self._tag("preempted", "true")
-        self._tag("status", status)
+        self._tags({"status": status, **({"preempted": "true"} if preempted else {})})
         if event.error:
-            self._tag("error", event.error)
+            self._tags({"error": event.error})
             self.error = event.error
             self._describe()
         self.changes.end = status, texts.ms(event)

@@ -19,7 +19,7 @@ from pipeline.record import log
 from pipeline.record.events import SAMPLE, Run
 from pipeline.record.files import DELETED, ID_LETTERS, LOG, Copied, TrackingStore, read_tracking, write_tracking
 from pipeline.views.mlflow.changes import Changes, LogState
-from pipeline.views.mlflow.stores import local_artifacts, open_client, requests_may_take, without_password
+from pipeline.views.mlflow.stores import local_artifacts, open_client, requests_may_take, run_in, without_password
 from pipeline.views.mlflow.texts import FIRST, NAME_CHARACTERS, missing, ms, text
 
 # MLflow refuses more than 1000 points in a request, and more than 1 MB: 20 long parameters stay below.
@@ -42,6 +42,8 @@ class Copy:
         self.folder, self.log, self.uri, self._store = folder, folder / LOG, str(store.uri), store
         self._lock: Lock | None = None
         self._client: Any = None
+        # For a follower: when it is due, how long it waited after a failure, and whether the driver waits for it.
+        self.due, self.retry_seconds, self.is_waited_for = 0.0, 0.0, False
         # How many events were sent, and from how many what is to be sent now is.
         self._points_a_request, self.sent, self._count = POINTS_A_REQUEST, 0, 0
         self._load()
@@ -49,17 +51,12 @@ class Copy:
     @property
     def run_id(self) -> str | None:
         """The run in MLflow, once it exists."""
-        return self._copied.run_id
+        return self.copied.run_id
 
     @property
-    def problem(self) -> str | None:
-        """The problem that was noted last; None if there was none."""
-        return self._copied.problem
-
-    @property
-    def closed(self) -> bool:
-        """True if MLflow shows the run as over, and holds its files."""
-        return self._copied.closed not in (None, DELETED)
+    def complete(self) -> bool:
+        """True if MLflow shows the run as over, and holds its files and all of the log."""
+        return self.copied.closed not in (None, DELETED) and not self.behind()
 
     def lock(self) -> bool:
         """Keeps other processes from sending this log; False where there is no log, or another process sends it."""
@@ -77,28 +74,22 @@ class Copy:
 
     def behind(self) -> bool:
         """True if the log holds events that are not sent."""
-        return next(log.read(self.log, self._copied.offset), None) is not None
+        return next(log.read(self.log, self.copied.offset), None) is not None
 
     def note(self, problem: str | None, deleted: bool = False) -> None:
         """Notes for the driver what is wrong, or that nothing is; `deleted` where the run stays deleted in MLflow."""
-        closed = DELETED if deleted else self._copied.closed
-        self._keep(replace(self._copied, problem=problem, closed=closed))
+        closed = DELETED if deleted else self.copied.closed
+        self._keep(replace(self.copied, problem=problem, closed=closed))
 
     def verify(self) -> None:
         """Starts over where the store has lost the run. Raises `Deleted` where someone deleted it."""
         if self.run_id is not None:
-            from mlflow.exceptions import MlflowException
-
-            try:
-                run = self._open().get_run(self.run_id)
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                    raise
-                self._copied = Copied()
+            run = run_in(self._open(), self.run_id)
+            if run is None:
+                self.copied = Copied()
                 self._rewind()
-            else:
-                if run.info.lifecycle_stage == "deleted":
-                    raise Deleted(f"Run {self.run_id} was deleted in MLflow.")
+            elif run.info.lifecycle_stage == "deleted":
+                raise Deleted(f"Run {self.run_id} was deleted in MLflow.")
         self._verified = True
 
     def advance(self, patient: bool = False) -> bool:
@@ -111,7 +102,9 @@ class Copy:
                 self.verify()
             if not self._read():
                 return False
-            if patient and self._comes_early():
+            since = self.state.time_ms - (self.state.training_ms or self.state.time_ms)
+            measured = self.state.ended or FIRST in self.state.last
+            if patient and self.copied.offset == 0 and since < FIRST_MS and not measured:
                 # All is read once more when its metrics are sent.
                 if self.run_id is None:
                     self._create()
@@ -120,7 +113,7 @@ class Copy:
                 return False
             self._send()
             self.sent += self._count
-            self._keep(replace(self._copied, offset=self._position, problem=None))
+            self._keep(replace(self.copied, offset=self._position, problem=None))
             self.state.changes, self._count = Changes(), 0
             self._points_a_request = min(POINTS_A_REQUEST, 2 * self._points_a_request)
             return True
@@ -134,17 +127,17 @@ class Copy:
         """Ends the run as KILLED, at `time_ms` or its last event's time: for a log that nobody will end."""
         if self.run_id is None:
             return
-        killed_ms = self._copied.killed_ms or time_ms or self.state.time_ms
-        self._copied = replace(self._copied, killed_ms=killed_ms)
+        killed_ms = self.copied.killed_ms or time_ms or self.state.time_ms
+        self.copied = replace(self.copied, killed_ms=killed_ms)
         client = self._open()
         client.set_terminated(self.run_id, "KILLED", killed_ms)
         client.set_tag(self.run_id, "status", "KILLED")
         self._upload()
-        self._keep(replace(self._copied, closed="KILLED"))
+        self._keep(replace(self.copied, closed="KILLED"))
 
     def _load(self) -> None:
         self._tracking = read_tracking(self.folder)
-        self._copied = self._tracking.in_store(without_password(self.uri))
+        self.copied = self._tracking.in_store(without_password(self.uri))
         self._verified = False
         self._rewind()
 
@@ -153,8 +146,8 @@ class Copy:
         self.state, self._position, self._count = LogState(), 0, 0
 
     def _keep(self, copied: Copied) -> None:
-        self._copied = copied
-        self._tracking = self._tracking.with_copied(without_password(self.uri), self._copied)
+        self.copied = copied
+        self._tracking = self._tracking.with_copied(without_password(self.uri), self.copied)
         write_tracking(self.folder, self._tracking)
 
     def _read(self) -> bool:
@@ -166,19 +159,13 @@ class Copy:
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 print(f"{self.log}: an event is left out, since {error!r}: {str(event)[:200]}", file=sys.stderr)
             self._position = end
-            if end <= self._copied.offset:
+            if end <= self.copied.offset:
                 self.state.changes = Changes()
                 continue
             self._count += 1
             if len(self.state.changes.metrics) >= POINTS_A_REQUEST or self.state.ended:
                 break
         return self._count > 0
-
-    def _comes_early(self) -> bool:
-        """True before the first timed repeat of a run that will soon have one."""
-        began = self.state.training_ms
-        soon = began is None or self.state.time_ms - began < FIRST_MS
-        return self._copied.offset == 0 and not self.state.ended and FIRST not in self.state.last and soon
 
     def _send(self) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
@@ -191,7 +178,7 @@ class Copy:
         self._log("metrics", [Metric(*point) for point in points], self._points_a_request)
         if changes.reopened:
             client.update_run(self.run_id, status="RUNNING")
-            self._copied = replace(self._copied, closed=None, killed_ms=None)
+            self.copied = replace(self.copied, closed=None, killed_ms=None)
         for data in changes.datasets:
             dataset = Dataset(**data, source_type="code", source=json.dumps({"tags": {"name": data["name"]}}))
             client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
@@ -202,10 +189,10 @@ class Copy:
             finally:
                 client.set_terminated(self.run_id, status, time_ms)
             # Runs that a server made after it had been given up on: empty, and never to end.
-            for twin in self._with_this_key(str(self._copied.experiment_id)):
-                if twin != self.run_id:
-                    client.delete_run(twin)
-            self._copied = replace(self._copied, closed=status)
+            for twin in self._with_this_key(str(self.copied.experiment_id)):
+                if twin.info.run_id != self.run_id:
+                    client.delete_run(twin.info.run_id)
+            self.copied = replace(self.copied, closed=status)
 
     def _send_texts(self) -> None:
         from mlflow.entities import Param, RunTag
@@ -224,38 +211,37 @@ class Copy:
 
     def _create(self) -> None:
         """Finds the run by its key, or creates it: a lost answer must not make a second one."""
-        run = self.state.run
-        if run is None:
+        if (run := self.state.run) is None:
             remedy = "moving its folder out of output_dir, since it cannot be sent"
             raise UserError(f"{self.log} to begin with a `run` event", "none", remedy)
         client, experiment = self._open(), self._experiment(run)
-        run_ids = self._with_this_key(experiment)
-        # Of these MLflow keeps more than the tag.
-        tags = {name: str(value) for name, value in run.tags.items() if name.startswith("mlflow.")}
         name = text(run.name or self.folder.name, NAME_CHARACTERS)
-        if run_ids:
-            entity = client.get_run(run_ids[0])
+        if runs := self._with_this_key(experiment):
+            info = runs[0].info
         else:
-            entity = client.create_run(experiment, ms(run), tags | {KEY_TAG: _key(run)}, name)
-        run_id = entity.info.run_id
-        if entity.info.run_name == name:
-            client.update_run(run_id, name=distinct(name, run_id))
-        self._keep(replace(self._copied, run_id=run_id, experiment_id=experiment))
+            # Of these MLflow keeps more than the tag.
+            tags = {name: str(value) for name, value in run.tags.items() if name.startswith("mlflow.")}
+            info = client.create_run(experiment, ms(run), tags | {KEY_TAG: self._key()}, name).info
+        if info.run_name == name:
+            # A name that no other run has: its mark, such as (rehearsal), stays at its end.
+            short, bracket, marked = name.partition(" (")
+            ending = f"-{info.run_id[:ID_LETTERS]}{bracket}{marked}"
+            client.update_run(info.run_id, name=f"{short[: NAME_CHARACTERS - len(ending)]}{ending}")
+        self._keep(replace(self.copied, run_id=info.run_id, experiment_id=experiment))
 
     def _experiment(self, run: Run) -> str:
         from mlflow.exceptions import MlflowException
 
         client, name = self._open(), self._store.experiment or run.experiment or "pipeline"
         experiment = client.get_experiment_by_name(name)
-        if experiment is None:
-            try:
+        try:
+            if experiment is None:
                 location, tags = self._store.artifacts, missing({}, ms(run))
                 return str(client.create_experiment(name, artifact_location=location, tags=tags))
-            except Exception:
-                # Someone else may just have created it.
-                experiment = client.get_experiment_by_name(name)
-                if experiment is None:
-                    raise
+        except Exception:
+            # Someone else may just have created it.
+            if (experiment := client.get_experiment_by_name(name)) is None:
+                raise
         if experiment.lifecycle_stage == "deleted":
             restore = f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`"
             raise UserError(f"the MLflow experiment {name!r} to be active", "a deleted one", restore)
@@ -265,9 +251,13 @@ class Copy:
                 client.set_experiment_tag(experiment.experiment_id, tag, content)
         return str(experiment.experiment_id)
 
-    def _with_this_key(self, experiment: str) -> list[str]:
-        query = f"tags.`{KEY_TAG}` = '{_key(self.state.run or Run())}'"
-        return sorted(run.info.run_id for run in self._open().search_runs([experiment], query))
+    def _key(self) -> str:
+        run = self.state.run or Run()
+        return re.sub(r"[^\w.@:/ -]", "_", run.key or f"{run.folder}@{run.time}")[:NAME_CHARACTERS]
+
+    def _with_this_key(self, experiment: str) -> list[Any]:
+        runs = self._open().search_runs([experiment], f"tags.`{KEY_TAG}` = '{self._key()}'")
+        return sorted(runs, key=lambda run: str(run.info.run_id))
 
     def _upload(self) -> None:
         client, names = self._open(), ["plan.json", "result.json", LOG, SAMPLE]
@@ -302,19 +292,3 @@ def _linked(path: Path, other: Path) -> bool:
         os.link(path, other)
         return True
     return False
-
-
-def distinct(name: str, run_id: str) -> str:
-    """The name that no other run has.
-
-    >>> distinct("mirrored-2-cnn-mnist5k (rehearsal)", "3f2ab91c0d")
-    'mirrored-2-cnn-mnist5k-3f2ab (rehearsal)'
-    """
-    short, bracket, marked = name.partition(" (")
-    ending = f"-{run_id[:ID_LETTERS]}{bracket}{marked}"
-    return f"{short[: NAME_CHARACTERS - len(ending)]}{ending}"
-
-
-def _key(run: Run) -> str:
-    key = run.key or f"{run.folder}@{run.time}"
-    return re.sub(r"[^\w.@:/ -]", "_", key)[:NAME_CHARACTERS]

@@ -14,6 +14,7 @@ import time
 import urllib.parse
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ CLOCK_SECONDS = 5.0
 SEARCH = "api/2.0/mlflow/experiments/search"
 SERVER = "python -m pipeline ui, which starts one; tracking=sqlite, or tracking=none and python -m pipeline sync later"
 # MLflow's changes to its tables, each a file that names the one before.
-CHANGES, CHANGE = "store/db_migrations/versions", re.compile(r"^(down_)?revision\s*=\s*['\"](\w+)['\"]", re.M)
+CHANGES, CHANGE = "store/db_migrations/versions/*.py", re.compile(r"^(down_)?revision\s*=\s*['\"](\w+)['\"]", re.M)
 
 
 def prepare(environ: MutableMapping[str, str]) -> None:
@@ -62,9 +63,8 @@ def without_login(text: str, environ: Mapping[str, str]) -> str:
     >>> without_login("Who is Bearer 5e1f?", {"MLFLOW_TRACKING_TOKEN": "5e1f"})
     'Who is Bearer ***?'
     """
-    name, password = (environ.get(f"MLFLOW_TRACKING_{what}", "") for what in ("USERNAME", "PASSWORD"))
-    basic = base64.b64encode(f"{name}:{password}".encode()).decode()
-    for secret in (password, environ.get("MLFLOW_TRACKING_TOKEN"), basic):
+    header = _login(environ).get("Authorization", "").partition(" ")[2]
+    for secret in (*map(environ.get, ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")), header):
         text = text.replace(secret, "***") if secret else text
     return text
 
@@ -119,20 +119,16 @@ def examine(
     return _examine_server(str(tracking.uri), environ, host, clock)
 
 
-def newest_change() -> str | None:
-    """The state of tables that the installed MLflow wants, read from its files; None where they do not tell."""
-    from importlib.util import find_spec
+def run_in(client: Any, run_id: str) -> Any:
+    """A run in a store, also one that was deleted there; None where the store has lost it."""
+    from mlflow.exceptions import MlflowException
 
-    spec = find_spec("mlflow")
-    folder = None if spec is None or spec.origin is None else Path(spec.origin).parent / CHANGES
-    if folder is None or not folder.is_dir():
+    try:
+        return client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
         return None
-    revisions, before = set[str](), set[str]()
-    for file in folder.glob("*.py"):
-        for down, change in CHANGE.findall(file.read_text()):
-            (before if down else revisions).add(change)
-    left = revisions - before
-    return left.pop() if len(left) == 1 else None
 
 
 def remove(folder: Path) -> int:
@@ -212,18 +208,12 @@ def _make_sqlite(path: Path, artifacts: str | None) -> None:
 
 
 def _remove_from(uri: str, run_id: str) -> bool:
-    from mlflow.exceptions import MlflowException
-
     path = sqlite_path(uri)
     if path is not None and not path.exists():
         return False
     client = open_client(uri, None)
-    try:
-        run = client.get_run(run_id)
-    except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return False
-        raise
+    if (run := run_in(client, run_id)) is None:
+        return False
     if run.info.lifecycle_stage != "deleted":
         client.delete_run(run_id)
     if path is not None:
@@ -246,33 +236,31 @@ def _examine_server(uri: str, environ: Mapping[str, str], host: str, clock: Call
     import urllib.error
     import urllib.request
 
-    where = str(without_password(uri))
+    where, fault = str(without_password(uri)), partial(Finding, "store", host, Severity.FAULT)
     expected = f"an MLflow server at {where}"
     if holds_password(uri) or not uri.startswith(("http://", "https://")):
-        return Finding("store", host, Severity.FAULT, where, "http://HOST:PORT", "tracking.uri=http://127.0.0.1:5000")
-    request = urllib.request.Request(
-        f"{uri.rstrip('/')}/{SEARCH}", b'{"max_results": 1}', {"Content-Type": "application/json", **_login(environ)}
-    )
+        return fault(where, "http://HOST:PORT", "tracking.uri=http://127.0.0.1:5000")
+    headers = {"Content-Type": "application/json", **_login(environ)}
+    request = urllib.request.Request(f"{uri.rstrip('/')}/{SEARCH}", b'{"max_results": 1}', headers)
     began = time.monotonic()
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
             json.load(answer)
-            told_at = answer.headers.get("Date")
+            date = answer.headers.get("Date")
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             login = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
-            return Finding("store", host, Severity.FAULT, f"{where} refuses the login ({error.code})", expected, login)
-        return Finding("store", host, Severity.FAULT, f"{where} answers with error {error.code}", expected, SERVER)
+            return fault(f"{where} refuses the login ({error.code})", expected, login)
+        return fault(f"{where} answers with error {error.code}", expected, SERVER)
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", error)
         reason = without_login(str(getattr(why, "strerror", None) or why), environ)
-        return Finding("store", host, Severity.FAULT, f"no answer of {where}: {reason}", expected, SERVER)
-    seconds = time.monotonic() - began
-    figures = {"answer_seconds": seconds}
-    figure = f"{where} answers in {1000 * seconds:.0f} ms"
+        return fault(f"no answer of {where}: {reason}", expected, SERVER)
+    figures = {"answer_seconds": time.monotonic() - began}
+    figure = f"{where} answers in {1000 * figures['answer_seconds']:.0f} ms"
     with contextlib.suppress(TypeError, ValueError):
         # Its header has whole seconds.
-        off = clock() - email.utils.parsedate_to_datetime(told_at).timestamp() - 0.5
+        off = clock() - email.utils.parsedate_to_datetime(date).timestamp() - 0.5
         if abs(off) > CLOCK_SECONDS:
             figure, expected = f"{figure}, its clock is {off:+,.0f} s from this one", f"within {CLOCK_SECONDS:g} s"
             remedy = "timedatectl set-ntp true, there and here"
@@ -283,7 +271,7 @@ def _examine_server(uri: str, environ: Mapping[str, str], host: str, clock: Call
 def _examine_file(store: Path, host: str) -> Finding:
     import sqlite3
 
-    expected = f"a store in {store}"
+    expected, fault = f"a store in {store}", partial(Finding, "store", host, Severity.FAULT)
     if not store.exists():
         return Finding("store", host, Severity.FINE, f"none yet: the first run makes {store}", expected)
     try:
@@ -295,14 +283,24 @@ def _examine_file(store: Path, host: str) -> Finding:
             opened.rollback()
     except (sqlite3.Error, TypeError) as error:
         remedy = f"lsof {store}, if it is locked; mv {store} {store}.broken, and python -m pipeline sync"
-        return Finding("store", host, Severity.FAULT, f"{store}: {error}", expected, remedy)
+        return fault(f"{store}: {error}", expected, remedy)
     if not os.access(store, os.W_OK):
-        return Finding("store", host, Severity.FAULT, f"{store} cannot be written", expected, f"chmod u+w {store}")
-    newest = newest_change()
-    if newest is not None and version != newest:
+        return fault(f"{store} cannot be written", expected, f"chmod u+w {store}")
+    if (newest := _newest_change()) not in (None, version):
         remedy = f"mlflow db upgrade sqlite:///{store}, or the MLflow that made it"
-        return Finding("store", host, Severity.FAULT, f"tables of another MLflow ({version})", newest, remedy)
+        return fault(f"tables of another MLflow ({version})", newest, remedy)
     return Finding("store", host, Severity.FINE, f"{store} has {runs:,} run{'s' * (runs != 1)}", expected)
+
+
+def _newest_change() -> str | None:
+    """The state of tables that the installed MLflow wants, read from its files; None where they do not tell."""
+    from importlib.util import find_spec
+
+    spec = find_spec("mlflow")
+    files = Path(spec.origin).parent.glob(CHANGES) if spec is not None and spec.origin else ()
+    changes = [change for file in files for change in CHANGE.findall(file.read_text())]
+    left = {change for down, change in changes if not down} - {change for down, change in changes if down}
+    return left.pop() if len(left) == 1 else None
 
 
 def _login(environ: Mapping[str, str]) -> dict[str, str]:

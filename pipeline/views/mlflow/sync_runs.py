@@ -5,7 +5,7 @@
 is the follower, a process that sends the logs of the runs that its driver names, whose process number DRIVER is. NAMES
 is a file that the driver appends folders to, each with a NUL behind it. A folder is followed from then on; one that is
 named again is waited for. Once an empty name is in the file, or the driver is gone, the follower sends what is left,
-ends as KILLED the runs that nobody will end, and exits. One log is left to `pipeline.views.mlflow.copies`.
+ends as KILLED the runs that nobody will end, and exits.
 """
 
 import contextlib
@@ -14,8 +14,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -45,15 +46,16 @@ T = TypeVar("T")
 
 def sync(folders: Sequence[Path], output_dir: Path, uri: str | None, say: Callable[[str], None]) -> bool:
     """Sends what the store of each run below `folders`, or `uri`, does not hold yet; True if everything was sent."""
-    counts = {True: 0, None: 0, False: 0}
-    failed: dict[str, str] = {}
-    untracked: list[Path] = []
-    for folder in (run_folder for root in folders or [output_dir] for run_folder in run_folders(root)):
-        store = _store_of(folder, uri)
-        if store is None:
-            untracked.append(folder)
+    counts, failed, untracked = Counter[bool | None](), dict[str, str](), list[Path]()
+    for folder in (run_folder for root in folders or [output_dir] for run_folder in _run_folders(root)):
+        store = read_tracking(folder).store or TrackingStore()
+        if uri is not None and without_password(uri) != store.uri:
+            path = sqlite_path(uri)
+            store = replace(store, artifacts=(path.parent / "mlartifacts").as_uri() if path else None)
+        if uri or store.uri:
+            counts[_sync_one(Copy(folder, replace(store, uri=uri or store.uri)), failed, say)] += 1
         else:
-            counts[_sync_one(Copy(folder, store), failed, say)] += 1
+            untracked.append(folder)
     say(f"Runs sent: {counts[True]}; nothing new: {counts[None]}; not sent: {counts[False]}.")
     if untracked:
         say(f"Runs without tracking: {len(untracked)}. Try uri={local_uri(output_dir)} for a local store.")
@@ -61,51 +63,13 @@ def sync(folders: Sequence[Path], output_dir: Path, uri: str | None, say: Callab
     return not counts[False] and not set(untracked) & set(folders)
 
 
-def run_folders(root: Path) -> list[Path]:
-    """The folders of runs at and below `root`, but not the copies of their logs among MLflow's artifacts."""
-    if (root / LOG).exists():
-        return [root]
-
-    def is_home(folder: Path) -> bool:
+def _run_folders(root: Path) -> Iterator[Path]:
+    """Yields the folders of runs at and below `root`, but not the copies of their logs among MLflow's artifacts."""
+    for folder in [root] if (root / LOG).exists() else sorted(path.parent for path in root.rglob(LOG)):
         first = next((event for event, _ in log.read(folder / LOG)), None)
-        return isinstance(first, Run) and Path(first.folder or "").name == folder.name
-
-    folders = sorted(path.parent for path in root.rglob(LOG))
-    return [folder for folder in folders if (folder / TRACKING).exists() or is_home(folder)]
-
-
-def _bring_up(copy: Copy, gone: int | None, time_ms: int | None) -> str:
-    """Sends all that a log holds, and ends the run as KILLED where nobody will; returns what a person is told of that.
-
-    The driver with the process number `gone` writes no more. A killed run ends at `time_ms`, or with its last event.
-    """
-    while _patiently(copy.advance):
-        pass
-    driver = copy.state.driver
-    if driver is None or copy.closed or copy.state.ended:
-        return ""
-    lives = False if gone is not None and driver.pid == gone else driver_lives(driver)
-    if lives is None:
-        return f" It has no end, and only {driver.host} knows whether it still runs: sync there."
-    if lives:
-        return " It still runs."
-    if trains_on(copy.folder, time.time()):
-        return f" It trains on without a driver: python -m pipeline attach {copy.folder} takes its place."
-    _patiently(lambda: copy.kill(time_ms))
-    return " It has no end and its process is gone: set to KILLED."
-
-
-def driver_lives(run: Run | Resumed | Attached) -> bool | None:
-    """True if the process that writes the log still runs; None where that cannot be seen from here."""
-    if run.host != os.uname().nodename or run.pid is None:
-        return None
-    try:
-        process = psutil.Process(run.pid)
-        # A process that began later only has the same number; a minute is for a clock that was set meanwhile.
-        began_before = process.create_time() < run.time + 60
-        return began_before and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except (psutil.Error, ValueError):
-        return False
+        is_home = isinstance(first, Run) and Path(first.folder or "").name == folder.name
+        if folder == root or is_home or (folder / TRACKING).exists():
+            yield folder
 
 
 def local_uri(output_dir: Path) -> str:
@@ -122,7 +86,14 @@ def _sync_one(
         if not copy.lock():
             say(f"{copy.folder}: another process is sending it now.")
             return None
-        if _complete(copy, uri, failed):
+        if copy.complete and uri not in failed:
+            # A store that was thrown away is filled again; one that cannot be asked is believed.
+            try:
+                copy.verify()
+            except Exception as error:
+                if unreachable(error):
+                    failed[uri] = reason(error, uri)
+        if copy.complete:
             return None
         if uri in failed:
             raise UserError(failed[uri])
@@ -146,15 +117,37 @@ def _sync_one(
         copy.release()
 
 
-def _complete(copy: Copy, uri: str, failed: dict[str, str]) -> bool:
-    """True if all is sent. A store that was thrown away is filled again; one that cannot be asked is believed."""
-    if copy.closed and not copy.behind() and uri not in failed:
-        try:
-            copy.verify()
-        except Exception as error:
-            if unreachable(error):
-                failed[uri] = reason(error, uri)
-    return copy.closed and not copy.behind()
+def _bring_up(copy: Copy, gone: int | None, time_ms: int | None) -> str:
+    """Sends all that a log holds, and ends the run as KILLED where nobody will; returns what a person is told of that.
+
+    The driver with the process number `gone` writes no more.
+    """
+    while _patiently(copy.advance):
+        pass
+    driver = copy.state.driver
+    if driver is None or copy.complete or copy.state.ended:
+        return ""
+    lives = False if gone is not None and driver.pid == gone else _lives(driver)
+    if lives is None:
+        return f" It has no end, and only {driver.host} knows whether it still runs: sync there."
+    if lives:
+        return " It still runs."
+    if trains_on(copy.folder, time.time()):
+        return f" It trains on without a driver: python -m pipeline attach {copy.folder} takes its place."
+    _patiently(lambda: copy.kill(time_ms))
+    return " It has no end and its process is gone: set to KILLED."
+
+
+def _lives(driver: Run | Resumed | Attached) -> bool | None:
+    """True if the process that writes the log still runs; None where that cannot be seen from here."""
+    if driver.host != os.uname().nodename or driver.pid is None:
+        return None
+    with contextlib.suppress(psutil.Error, ValueError):
+        process = psutil.Process(driver.pid)
+        # A process that began later only has the same number; a minute is for a clock that was set meanwhile.
+        began_before = process.create_time() < driver.time + 60
+        return began_before and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False
 
 
 def _patiently(do: Callable[[], T]) -> T:
@@ -167,14 +160,6 @@ def _patiently(do: Callable[[], T]) -> T:
                 raise
             time.sleep(RETRY_SECONDS * 2**attempt)
     return do()
-
-
-def _store_of(folder: Path, uri: str | None) -> TrackingStore | None:
-    store = read_tracking(folder).store or TrackingStore()
-    if uri is None or without_password(uri) == store.uri:
-        return replace(store, uri=uri or store.uri) if store.uri else None
-    path = sqlite_path(uri)
-    return replace(store, uri=uri, artifacts=(path.parent / "mlartifacts").as_uri() if path else None)
 
 
 def main() -> None:
@@ -192,8 +177,7 @@ def main() -> None:
         import mlflow.tracking  # noqa: F401
     gc.freeze()
     gc.enable()
-    follower, offset, niceness = LogFollower(), 0, first_niceness
-    is_over = False
+    follower, offset, niceness, is_over = LogFollower(), 0, first_niceness, False
     while not is_over:
         is_over = os.getppid() != driver
         # The driver writes at the file's own position, which this leaves alone.
@@ -214,42 +198,31 @@ def main() -> None:
     os._exit(0)
 
 
-@dataclass
-class FollowedLog:
-    """One log that the follower looks after: when it is due, and the seconds until the next attempt if that fails."""
-
-    copy: Copy
-    due: float = 0.0
-    retry_seconds: float = RETRY_SECONDS
-    is_waited_for: bool = False
-
-
 class LogFollower:
     """Sends the logs that it was named, a little behind their writers, and notes in their folders how that goes."""
 
     def __init__(self) -> None:
-        self._runs: dict[Path, FollowedLog] = {}
+        self._copies: dict[Path, Copy] = {}
 
     @property
     def is_waited_for(self) -> bool:
         """True while the driver waits for a log."""
-        return any(run.is_waited_for for run in self._runs.values())
+        return any(copy.is_waited_for for copy in self._copies.values())
 
     def name(self, folder: Path) -> None:
         """Follows the log in `folder` from now on; one that it follows already is sent at once."""
-        if run := self._runs.get(folder):
-            run.due, run.retry_seconds, run.is_waited_for = 0.0, RETRY_SECONDS, True
+        if copy := self._copies.get(folder):
+            copy.due, copy.retry_seconds, copy.is_waited_for = 0.0, 0.0, True
             return
-        run = FollowedLog(Copy(folder, read_tracking(folder).store or TrackingStore()))
-        if not run.copy.closed or run.copy.behind():
-            self._runs[folder] = run
+        copy = Copy(folder, read_tracking(folder).store or TrackingStore())
+        if not copy.complete:
+            self._copies[folder] = copy
 
     def turn(self) -> bool:
         """Sends a stretch of each log that is due; False where there was nothing to send."""
         now = time.monotonic()
-        due = [run for run in self._runs.values() if run.due <= now]
-        due.sort(key=lambda run: not run.is_waited_for)
-        return sum(self._advance(run) for run in due) > 0
+        due = [copy for copy in self._copies.values() if copy.due <= now]
+        return sum(map(self._advance, sorted(due, key=lambda copy: not copy.is_waited_for))) > 0
 
     def end(self, driver: int, time_ms: int) -> None:
         """Sends what is left, then ends as KILLED in MLflow every run that nobody will end now that `driver` is gone.
@@ -257,32 +230,32 @@ class LogFollower:
         That is neither what another driver has taken over meanwhile, nor what trains on without one.
         """
         failed: dict[str, str] = {}
-        for run in self._runs.values():
+        for copy in self._copies.values():
             signal.alarm(LAST_SECONDS)
-            _sync_one(run.copy, failed, partial(print, file=sys.stderr), driver, time_ms)
+            _sync_one(copy, failed, partial(print, file=sys.stderr), driver, time_ms)
             signal.alarm(0)
 
-    def _advance(self, run: FollowedLog) -> bool:
+    def _advance(self, copy: Copy) -> bool:
         """Brings one copy forward; True where there may be more to send."""
-        copy, before, problem, more, deleted = run.copy, run.copy.problem, None, False, False
+        before, problem, more, deleted = copy.copied.problem, None, False, False
         try:
-            more = copy.lock() and copy.advance(patient=not run.is_waited_for)
-            run.retry_seconds = RETRY_SECONDS
+            more = copy.lock() and copy.advance(patient=not copy.is_waited_for)
+            copy.retry_seconds = 0.0
             wait = 0.0 if more else NEXT_SECONDS if copy.run_id else FIRST_SECONDS
-            run.is_waited_for = run.is_waited_for and copy.behind()
+            copy.is_waited_for = copy.is_waited_for and copy.behind()
         except Deleted as error:
             problem, wait, deleted = str(error), 0.0, True
         except Exception as error:
-            problem, wait = reason(error, copy.uri), run.retry_seconds
-            run.retry_seconds = min(RETRY_SECONDS_MOST, 2 * wait)
-        run.due = time.monotonic() + wait
+            problem, wait = reason(error, copy.uri), copy.retry_seconds or RETRY_SECONDS
+            copy.retry_seconds = min(RETRY_SECONDS_MOST, 2 * wait)
+        copy.due = time.monotonic() + wait
         if problem != before:
             with contextlib.suppress(OSError):
                 copy.note(problem, deleted)
             print(f"{copy.folder}: {problem or 'the store answers again'}", file=sys.stderr, flush=True)
-        if deleted or (copy.closed and not copy.behind()):
+        if deleted or copy.complete:
             copy.release()
-            del self._runs[copy.folder]
+            del self._copies[copy.folder]
         return more
 
 

@@ -7,32 +7,20 @@ An experiment's page and its view of runs by speedup are tags, so that every bro
 
 import hashlib
 import json
-import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pipeline.analyze.comparable import doubts
 from pipeline.config.parts import leaves
 from pipeline.record.events import EventBase
 from pipeline.record.results import Cost, Input, Result, Speed, Staleness, Survival, Training
-from pipeline.views.terminal.words import (
-    brackets,
-    clean,
-    figure,
-    listed,
-    per_second,
-    percent,
-    plural,
-    speedup_span,
-    throughput_span,
-)
+from pipeline.views.terminal import words
+from pipeline.views.terminal.words import brackets, clean, listed, percent, plural
 
 # What is compared first, and of that what MLflow is to open on.
 FIRST = "examples_per_second"
 HEADLINE = ("efficiency", FIRST, "speedup")
-# Over all of training, over all validation data, and of one device that trains alone.
-TRAIN, VALIDATION, ONE_DEVICE = "train", "val", "one_device"
 # The groups of the other measurements of result.json, by the part that has them.
 GROUPS = {Speed: "step", Input: "step", Training: "time", Survival: "survival", Staleness: "staleness", Cost: "usage"}
 GROUP_OF = {name: group for part, group in GROUPS.items() for name in leaves(part)}
@@ -97,32 +85,9 @@ def measurement(name: str) -> str:
     if name.startswith(HEADLINE):
         return name
     if name == f"baseline_{FIRST}":
-        return f"{ONE_DEVICE}/{FIRST}"
+        return f"one_device/{FIRST}"
     group = "time" if name.startswith("seconds_") else GROUP_OF.get(name, "result")
     return f"{group}/{name.removeprefix(f'{group}_')}"
-
-
-def timed(group: str) -> str:
-    """Returns the metric name of a group's repeats, which end in their median.
-
-    >>> timed("point"), timed("baseline")
-    ('examples_per_second', 'one_device/examples_per_second')
-    """
-    return measurement(FIRST if group == "point" else f"{group}_{FIRST}")
-
-
-def trained(name: str) -> str:
-    """Returns the name of a training metric."""
-    return f"{TRAIN}/{name}"
-
-
-def validated(name: str) -> str:
-    """Returns the name of a metric over the validation data.
-
-    >>> validated("accuracy"), validated("val_auc")
-    ('val/accuracy', 'val/auc')
-    """
-    return f"{VALIDATION}/{name.removeprefix('val_')}"
 
 
 def significant(name: str, value: float) -> float:
@@ -131,22 +96,14 @@ def significant(name: str, value: float) -> float:
     >>> significant("speedup", 1.843721923847), significant("train/loss", 0.69314718246), significant("x", 1_199_882.0)
     (1.844, 0.693147, 1199882.0)
     """
-    if value.is_integer():
-        return value
-    is_curve = name.startswith((f"{TRAIN}/", f"{VALIDATION}/")) and not name.endswith(FIRST)
-    digits = CURVE_DIGITS if is_curve else DIGITS
-    return float(f"{value:.{digits}g}")
+    is_curve = name.startswith(("train/", "val/")) and not name.endswith(FIRST)
+    return value if value.is_integer() else float(f"{value:.{CURVE_DIGITS if is_curve else DIGITS}g}")
 
 
 def safe_name(name: str) -> str:
-    """Returns `name` as MLflow takes it for a metric, a parameter or a tag.
-
-    >>> safe_name("top@5 (50%)"), safe_name("/a//b/../c")
-    ('top_5 _50__', 'a/b/_/c')
-    """
-    parts = (re.sub(r"[^\w.\- :]", "_", part) for part in str(name).split("/"))
-    safe_parts = ("_" if part in (".", "..") else part for part in parts if part)
-    return posixpath.join("", *safe_parts)[:NAME_CHARACTERS].rstrip("/") or "_"
+    """Returns `name` as MLflow takes it for a metric, a parameter or a tag."""
+    parts = (re.sub(r"^\.\.?$|[^\w.\- :]", "_", part) for part in str(name).split("/") if part)
+    return "/".join(parts)[:NAME_CHARACTERS].rstrip("/") or "_"
 
 
 def text(value: object, limit: int) -> str:
@@ -169,83 +126,54 @@ def tensors(dtype: object, shape: Any) -> str:
     """
     named = shape if isinstance(shape, Mapping) else {None: shape}
     dtypes = dtype if isinstance(dtype, Mapping) else {}
-    specs: list[dict[str, Any]] = []
+    specs = []
     for name, axes in named.items():
         spec = {"dtype": str(dtypes.get(name, dtype)), "shape": [-1, *axes]}
-        specs.append({**({} if name is None else {"name": str(name)}), "type": "tensor", "tensor-spec": spec})
+        specs.append(({} if name is None else {"name": str(name)}) | {"type": "tensor", "tensor-spec": spec})
     return json.dumps(specs)
 
 
-def description(result: str, error: str, command: str, commit: str, notes: Iterable[str]) -> str:
-    """Returns a run's description, in Markdown.
-
-    >>> description("**Two.**", "", "python -m pipeline", "", ["Slow."])
-    '**Two.**\\n\\n`python -m pipeline`\\n\\n- Slow.'
-    """
-    typed = f"`{command.replace('`', '?')}`" if command else ""
-    made_from = f"commit `{commit[:COMMIT_LETTERS]}`" if commit else ""
-    failed, noted = f"**{error}**" if error else "", "\n".join(f"- {note}" for note in notes)
-    return "\n\n".join(filter(None, (failed, result, listed(typed, made_from), noted)))
-
-
 def sentence(result: Result) -> str:
-    """Returns a run's speedup and throughput with their intervals, and its choices; empty where nothing was measured.
-
-    >>> from pipeline.record.results import from_values
-    >>> sentence(from_values({"examples_per_second": 96.04, "strategy": "mirrored", "workers": 2}))
-    '**96.0 examples/s** with mirrored on 2 workers.'
-    """
-    speed, layout, training = result.speed, result.layout, result.training
+    """Returns a run's speedup and throughput with their intervals, and choices; empty where nothing was measured."""
+    speed, layout = result.speed, result.layout
     if speed.examples_per_second is None:
         return ""
-    ends, throughput = throughput_span(speed), per_second(speed)
-    doubtful = listed(*doubts(layout))
+    learnt = [*result.training.val_metrics.items()]
+    ends, throughput, doubtful = words.throughput_span(speed), words.per_second(speed), listed(*doubts(layout))
     lead = f"**{throughput}**{brackets(listed(doubtful, ends))}"
     if speed.speedup is not None:
         efficiency = "" if speed.efficiency is None else f", {percent(speed.efficiency)} efficiency"
-        within = brackets(listed(doubtful, speedup_span(speed)))
+        within = brackets(listed(doubtful, words.speedup_span(speed)))
         lead = f"**{speed.speedup:.2f} times one device**{within}{efficiency}: {throughput}{brackets(ends)}"
-    strategy = " on ".join(filter(None, [clean(result.choices.called), plural(layout.workers, "worker")]))
-    scaling = f"{layout.scaling} scaling" if layout.scaling else ""
-    sure = f"{percent(speed.interval_confidence)} intervals" if ends and speed.interval_confidence else ""
-    metrics = [(clean(name), value) for name, value in training.val_metrics.items()][:1]
-    learnt = "".join(f"validation {name} {figure(value)}" for name, value in metrics)
-    choices = listed(strategy, scaling, clean(layout.precision), sure, learnt)
-    return f"{lead} with {choices}." if choices else f"{lead}."
+    choices = listed(
+        " on ".join(filter(None, [clean(result.choices.called), plural(layout.workers, "worker")])),
+        f"{layout.scaling} scaling" if layout.scaling else "",
+        clean(layout.precision),
+        f"{percent(speed.interval_confidence)} intervals" if ends and speed.interval_confidence else "",
+        *(f"validation {clean(name)} {words.figure(value)}" for name, value in learnt[:1]),
+    )
+    return f"{lead}{f' with {choices}' * bool(choices)}."
 
 
 def missing(tags: Mapping[str, str], time_ms: int) -> dict[str, str]:
-    """Returns the tags that an experiment with these `tags` lacks; a person's own text and choices stay.
-
-    >>> sorted(missing({"mlflow.note.content": "Ours."}, 0))
-    ['mlflow.experimentKind', 'mlflow.sharedViewState.speedup', 'pipeline.page']
-    >>> missing({"pipeline.page": missing({}, 0)["pipeline.page"]}, 0)
-    {}
-    """
-    state = json.dumps(_view())
+    """Returns the tags that an experiment with these `tags` lacks; a person's own text and choices stay."""
+    state, note = json.dumps(_view()), tags.get(NOTE_TAG, "")
     page = hashlib.sha256(f"{DESCRIPTION}{state}".encode()).hexdigest()[:12]
     if tags.get(PAGE_TAG) == page:
         return {}
-    named = {"name": "By speedup", "createdAt": time_ms, "updatedAt": time_ms, "state": state}
-    once = {NOTE_TAG: DESCRIPTION, KIND_TAG: KIND}
-    ours = hashlib.sha256(tags.get(NOTE_TAG, "").encode()).hexdigest()[:12] in EARLIER
-    return {name: text for name, text in once.items() if not tags.get(name) or (ours and name == NOTE_TAG)} | {
-        VIEW_TAG: json.dumps(named),
-        PAGE_TAG: page,
-    }
+    view = {"name": "By speedup", "createdAt": time_ms, "updatedAt": time_ms, "state": state}
+    lacking = {VIEW_TAG: json.dumps(view), PAGE_TAG: page}
+    if not note or hashlib.sha256(note.encode()).hexdigest()[:12] in EARLIER:
+        lacking[NOTE_TAG] = DESCRIPTION
+    return lacking if tags.get(KIND_TAG) else lacking | {KIND_TAG: KIND}
 
 
 def address(server: str, experiment: str) -> str:
-    """Returns the address at which a server shows an experiment's runs by speedup.
-
-    >>> address("http://127.0.0.1:5000", "1")
-    'http://127.0.0.1:5000/#/experiments/1/runs?viewStateShareKey=speedup&workflowType=machine_learning'
-    """
+    """Returns the address at which a server shows an experiment's runs by speedup."""
     return f"{server}/#/experiments/{experiment}/runs?viewStateShareKey={VIEW}&workflowType={WORKFLOW}"
 
 
 def _view() -> dict[str, Any]:
-    section = {"uuid": VIEW, "name": "Comparison", "display": True, "isReordered": False}
     charts: list[dict[str, Any]] = [
         {"type": "BAR", "metricKey": name, "displayName": name, "runsCountToCompare": 20} for name in BARS
     ]
@@ -261,6 +189,6 @@ def _view() -> dict[str, Any]:
         "columnWidths": WIDTHS | COLUMNS,
         # Ours comes first: else sections are sorted by name.
         "isAccordionReordered": True,
-        "compareRunSections": [section],
+        "compareRunSections": [{"uuid": VIEW, "name": "Comparison", "display": True, "isReordered": False}],
         "compareRunCharts": [chart | own | {"uuid": f"{VIEW}{index}"} for index, chart in enumerate(charts)],
     }
