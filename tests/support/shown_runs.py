@@ -16,6 +16,8 @@ from pipeline.record.log import stamped
 from pipeline.views.terminal.live import Progress
 from pipeline.views.terminal.result import result_table
 
+Timed = tuple[float, events.Event]
+
 
 def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any) -> Plan:
     """Mirrored on two CPU devices, or whatever the arguments say."""
@@ -25,15 +27,10 @@ def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any)
         "host_names": (), "model": "cnn", "data": "mnist5k", "train_examples": 5_000,
         "processes": tuple(
             Process(
-                rank=rank,
-                role="worker" if rank else "chief",
-                host=rank * hosts // processes,
+                rank=rank, role="worker" if rank else "chief", host=rank * hosts // processes,
                 address=f"127.0.0.1:{40_000 + rank}" if processes > 1 else None,
-                devices=tuple(f"CPU:{device}" for device in range(devices)),
-                replicas=tuple(range(rank * devices, (rank + 1) * devices)),
-                cores=tuple(range(devices)),
-                intra_op_threads=1,
-                inter_op_threads=2,
+                devices=tuple(f"CPU:{device}" for device in range(devices)), cores=tuple(range(devices)),
+                replicas=tuple(range(rank * devices, (rank + 1) * devices)), intra_op_threads=1, inter_op_threads=2,
             )
             for rank in range(processes)
         ),
@@ -44,19 +41,17 @@ def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any)
     return unflat(Plan, values | changes)
 
 
-def a_run(
-    plan: Plan, baseline: bool = True, epochs: int = 3, seconds: float = 0.25
-) -> Iterator[tuple[float, events.Event]]:
+def a_run(plan: Plan, baseline: bool = True, epochs: int = 3, seconds: float = 0.25) -> Iterator[Timed]:
     """(time, event) of an ordinary run, in the order in which the driver tells them."""
     now = 0.0
     groups = {"point": range(len(plan.processes))} | ({"baseline": range(1)} if baseline else {})
 
-    def one(event: events.Event, after: float = 0.1, group: str = "point", rank: int = 0) -> tuple[float, events.Event]:
+    def one(event: events.Event, after: float = 0.1, group: str = "point", rank: int = 0) -> Timed:
         nonlocal now
         now += after
         return now, stamped(event, 1.7e9 + now, group, rank)
 
-    def all_of(group: str, event: events.Event, after: float = 0.1) -> Iterator[tuple[float, events.Event]]:
+    def all_of(group: str, event: events.Event, after: float = 0.1) -> Iterator[Timed]:
         return (one(event, after, group, rank) for rank in groups[group])
 
     yield now, events.Run("key", time=1.7e9)
@@ -67,10 +62,8 @@ def a_run(
         yield from all_of(group, events.Joined(["CPU:0"]))
     for group in groups:
         yield from all_of(group, events.Loaded({"train": False}, {"train": 5_120}))
-        built = events.Built(
-            1_199_882, train_examples=5_120, validation_examples=1_000, steps_per_epoch=40, epochs=epochs
-        )
-        yield from all_of(group, built)
+        sizes = {"train_examples": 5_120, "validation_examples": 1_000, "steps_per_epoch": 40, "epochs": epochs}
+        yield from all_of(group, events.Built(1_199_882, **sizes))
     for group in groups:
         yield from all_of(group, events.Calibrated(0.04))
     for repeat in range(plan.measurement.repeats):
@@ -86,18 +79,15 @@ def a_run(
             )  # fmt: skip
             yield one(steps, seconds)
         yield one(events.Beat(validated=4))
-        yield one(
-            events.Epoch(epoch, 40 * epoch, 0.6 / epoch, {"accuracy": 0.91}, 0.7 / epoch, {"accuracy": 0.89}, 2.1)
-        )
+        learnt = (0.6 / epoch, {"accuracy": 0.91}, 0.7 / epoch, {"accuracy": 0.89})
+        yield one(events.Epoch(epoch, 40 * epoch, *learnt, 2.1))
     yield one(events.Beat(100, 9.0), 0.5)
     yield one(events.Saved("model.keras"))
     yield from all_of("point", events.Finished())
     yield one(events.Ended("FINISHED"))
 
 
-def told(
-    plan: Plan, timed: Iterable[tuple[float, events.Event]], console: Console | None = None, ahead: Ahead | None = None
-) -> str:
+def told(plan: Plan, timed: Iterable[Timed], console: Console | None = None, ahead: Ahead | None = None) -> str:
     """What Progress writes about the events; on no terminal, unless `console` is one."""
     console = console or Console(file=io.StringIO())
     with Progress(plan, console, 0.0, ahead) as progress:

@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
 import tracked_runs
 from ports import free_port
 from tracked_runs import BEGAN, MlflowClient, Writer, _mlflow_settings, home, local, only_run, sent, sync, values
@@ -26,9 +25,7 @@ __all__ = ["_mlflow_settings", "home"]
 NEVER = 2**22 + 1  # More than the kernel's largest process number.
 
 
-def test_a_run_s_page_says_what_came_of_it_the_command_the_commit_who_ran_it_and_what_its_speed_is_not(
-    home: Path,
-) -> None:
+def test_a_run_s_page_says_what_came_of_it_the_command_the_commit_who_ran_it_and_what_its_speed_is_not(home):
     command, commit = "python -m pipeline strategy=mirrored '`x`=<b>'", "3a0ee61939d3" + 28 * "0"
     tags = {"command": command, "git_commit": commit, "rehearsal": "true", "oversubscribed": "false"}
     origin = {"mlflow.user": "ann", "mlflow.source.name": "python -m pipeline", "mlflow.source.git.commit": commit}
@@ -121,9 +118,7 @@ def test_throughput_is_what_mlflow_is_sent_first(home: Path) -> None:
         assert len(send(patient)) == 1
 
 
-def test_an_experiment_gets_its_page_once_and_a_persons_own_text_and_views_stay(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiment_gets_its_page_once_and_a_persons_own_text_and_views_stay(home, monkeypatch):
     uri, view = local(home).uri, "mlflow.sharedViewState.speedup"
     client = open_client(uri, None)
     experiment = client.create_experiment("described", tags={"mlflow.note.content": "Ours."})

@@ -88,9 +88,7 @@ def whole_run(folder: Path) -> tuple[Writer, list[tracked_runs.Value]]:
 
 
 @pytest.mark.slow
-def test_a_follower_that_is_stopped_or_killed_is_reported_and_follows_all_runs_once_it_is_back(
-    tmp_path: Path, own_tracker: Tracker
-) -> None:
+def test_a_follower_that_is_stopped_or_killed_is_reported_and_follows_all_runs_once_it_is_back(tmp_path, own_tracker):
     def process() -> int:
         return int(own_tracker._process.pid)  # type: ignore[union-attr]
 
@@ -176,9 +174,7 @@ def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Pa
     assert len(client.search_experiments()) == experiments
 
 
-def test_who_followed_a_driver_that_is_gone_leaves_killed_neither_what_another_has_taken_over_nor_what_trains_on(
-    home: Path,
-) -> None:
+def test_who_followed_a_driver_that_is_gone_leaves_killed_neither_what_another_has_taken_over_nor_what_trains_on(home):
     uri = local(home).uri
 
     def ended(writer: Writer, driver: int) -> str:
@@ -293,9 +289,7 @@ def test_the_follower_outlives_the_signals_of_a_terminal_and_sends_its_log_alone
     assert (run.info.status, run.info.end_time, run.data.tags["error"]) == ("FAILED", 1000, "Out of memory.")
 
 
-def test_ill_servers_are_named_cost_the_driver_no_more_than_its_timeouts_and_no_password_is_kept(
-    tmp_path: Path,
-) -> None:
+def test_ill_servers_are_named_cost_the_driver_no_more_than_its_timeouts_and_no_password_is_kept(tmp_path):
     """One wants another login, one is down, one hangs, one is broken, and one is a file that is no store."""
     over, logins, log = threading.Event(), list[str | None](), tmp_path / "tracker.log"
 

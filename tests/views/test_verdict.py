@@ -1,5 +1,6 @@
-"""The verdict of made-up sweeps, over one engine or two, as a person reads it: nothing of it is against the table."""
+"""Verdicts on made-up sweeps and runs, as a person reads them: who is faster, who ties, and what cannot be compared."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -7,11 +8,14 @@ from typing import Any
 
 import pytest
 from compared_runs import wrote
-from judged_points import Point, point, told_of
 
+from pipeline.analyze import comparable
+from pipeline.analyze.comparable import Marks
 from pipeline.analyze.compare import Judge
 from pipeline.analyze.history import load
 from pipeline.commands.results import compare
+from pipeline.commands.results import report as main
+from pipeline.driver.run_folders import find
 from pipeline.record.events import Report
 from pipeline.record.files import Entry, TrackingStore, write_sweep
 from pipeline.record.log import read
@@ -19,6 +23,8 @@ from pipeline.views import report
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
+# Each point: strategy, workers, examples a second, and what else its result says. One device makes 100.
+Point = tuple[str, int, float, dict[str, Any]]
 VERSIONS = {"python": "3", "keras": "3", "numpy": "2"}
 ENGINES_S = {
     "tensorflow": {"versions": VERSIONS | {"tensorflow": "2"}},
@@ -42,8 +48,26 @@ def rows(text: str, **result: Any) -> list[Point]:
         if ends:
             speedups = zip(("speedup", "speedup_low", "speedup_high"), map(float, (speed, *ends)), strict=True)
             about = IN_TURN | dict(speedups) | about
-        points.append(point(strategy, int(workers), float(speed) * (100 if ends else 1), **about))
+        points.append((strategy, int(workers), float(speed) * (100 if ends else 1), about))
     return points
+
+
+def told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], points: list[Point]) -> tuple[str, list[str], str]:
+    """The table, the sentences, and the last line of what the report of a sweep of `points` prints."""
+    for place, (strategy, workers, speed, others) in enumerate(points):
+        within = others.get("within", 0.01)
+        told = {"strategy": strategy, "workers": workers, "replicas": workers} | others
+        repeats = [speed * (1 + off * within) for off in (-1, -0.5, 0, 0.5, 1)]
+        if speed:
+            told = {"examples_per_second": speed, "examples_per_second_low": repeats[0],
+                    "examples_per_second_high": repeats[-1], "speedup": speed / 100} | told  # fmt: skip
+        wrote(tmp_path / "sweeps" / "s" / f"{place}_{strategy}", repeats if speed else [], {"workers": workers}, **told)
+    assert main(["s", f"output_dir={tmp_path}"]) == 0
+    table, _, below = capsys.readouterr().out.partition("\n\n")
+    lines = list(filter(None, below.splitlines()))
+    first = next(at for at, line in enumerate(lines) if re.match("Use |Not known |No verdict", line))
+    last = next(at for at, line in enumerate(lines) if line.startswith("report: "))
+    return table, lines[first:last], lines[-1]
 
 
 # What it says to use, how surely that is, and the points that it is faster than, as fast as, and cannot be told from.
@@ -224,8 +248,7 @@ def test_runs_of_different_engines_are_compared_pair_by_pair_and_said_to_be(tmp_
         wrote(tmp_path / str(speed), [speed - 1, speed, speed + 1], strategy="mirrored", **ENGINES_S[engine])
         for speed, engine in ((100.0, "tensorflow"), (150.0, "jax"), (151.0, "jax"))
     ]
-    assert compare(folders) == 0
-    out = capsys.readouterr().out
+    out = said(capsys, *folders)
     assert "1 (jax) is 1.50 times as fast as 0 (tensorflow), almost certainly" in out
     assert "2 (jax) is 1.51 times as fast as 0 (tensorflow), almost certainly" in out
     assert "1 and 2: not known which is faster" in out
@@ -250,3 +273,78 @@ def test_equal_runs_of_one_engine_say_how_far_they_lie_apart_and_other_engines_d
     ]  # fmt: skip
     # What was 2% apart is known to differ no more than that; what was three times as fast is no luck.
     assert Judge(runs).between(runs[0], runs[3]).answer == "faster"
+
+
+def said(capsys: pytest.CaptureFixture[str], *runs: str) -> str:
+    assert compare(runs) == 0
+    return capsys.readouterr().out
+
+
+def test_a_faster_run_is_named_with_how_much_and_how_sure(tmp_path, capsys):
+    other = {"strategy": "multi_worker"}
+    one = wrote(tmp_path / "one", [100.0, 101.0, 99.0, 100.0, 102.0])
+    elsewhere = other | {"checkpoint": {"folder": "two/checkpoints"}}
+    two = wrote(tmp_path / "two", [150.0, 149.0, 151.0, 150.0, 160.0], elsewhere, **other)
+    out = said(capsys, one, two)
+    assert "checkpoint.folder" not in out
+    assert "1 is 1.50 times as fast as 0, almost certainly" in out
+    assert "strategy   mirrored  multi_worker" in out
+    assert "model_build" not in out
+    assert "val_metrics.accuracy" in out
+
+
+@pytest.mark.parametrize(("repeats", "verdict"), [
+    (([100.0, 120.0], [105.0, 130.0]), "0 and 1: not known which is faster"),
+    (([1.0], []), "0 and 1: not compared, since one was not measured"),
+])  # fmt: skip
+def test_runs_whose_repeats_overlap_or_that_have_none_are_compared_in_all_else(tmp_path, capsys, repeats, verdict):
+    one, two = repeats
+    out = said(capsys, wrote(tmp_path / "one", one), wrote(tmp_path / "two", two, {"workers": 4}))
+    assert verdict in out
+    assert "workers" in out
+    assert "staleness_mean" not in out
+    # Beside one repeat is no range.
+    assert "()" not in out
+
+
+def test_repeats_of_an_attempt_that_was_cut_short_are_those_that_were_timed_again(tmp_path):
+    """By fewer workers, after the third repeat of all was told by one of them alone."""
+    folder = Path(wrote(tmp_path / "one", [100.0, 110.0]))
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"repeats": 1}))
+    told = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    cut = told[2] | {"repeat": 2, "calls": [[1, 0.5], [1, 0.5]]}
+    again = told[2] | {"examples": 70.0, "seconds": 1.0}
+    events = [*told, cut, {"event": "restarted", "time": 2.0, "text": "Goes on with one."}, again]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert load(folder).repeats == [70.0]
+
+
+def test_what_is_not_known_of_a_run_does_not_keep_it_from_being_compared(tmp_path):
+    asked = ({"cache": "none", "prefetch": 2}, {"cache": "none"}, {"cache": "none", "prefetch": 4})
+    runs = [load(Path(wrote(tmp_path / str(place), [1.0], each))) for place, each in enumerate(asked)]
+    assert comparable.groups(runs) == [[0, 1], [2]]
+    assert comparable.marks(runs) == [Marks(), Marks(), Marks(differs=("prefetch",))]
+
+
+def test_a_run_is_found_by_its_folder_its_name_and_the_first_letters_of_its_id(tmp_path):
+    folder = Path(wrote(tmp_path / "runs" / "then_mirrored", [1.0], mlflow_run_id="abc123"))
+    wrote(tmp_path / "sweeps" / "then" / "0_default", [1.0], mlflow_run_id="abd456")
+    for name in (str(folder), "then_mirrored", "abc", "abc123"):
+        assert find(name, tmp_path) == folder
+
+
+@pytest.mark.parametrize(("names", "words"), [
+    (["nothing", "nothing"], "received nothing, which is that of no runs. Try "),
+    (["ab", "abc"], "received ab, which is that of 2 runs. Try "),
+    (["abc"], "Try python -m pipeline compare RUN RUN [RUN ...] ["),
+    (["refused", "abc"], "with result.json and plan.json, received "),
+])  # fmt: skip
+def test_runs_that_cannot_be_compared_are_refused_in_words(tmp_path, capsys, names, words):
+    wrote(tmp_path / "runs" / "one", [1.0], mlflow_run_id="abc123")
+    wrote(tmp_path / "runs" / "two", [1.0], mlflow_run_id="abd456")
+    refused = tmp_path / "runs" / "refused"
+    refused.mkdir()
+    (refused / "result.json").write_text('{"status": "REFUSED"}')
+    assert compare([*names, f"output_dir={tmp_path}"]) == 2
+    assert words in capsys.readouterr().err

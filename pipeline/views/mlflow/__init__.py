@@ -56,14 +56,11 @@ class Tracker:
                 if self._names is None:
                     self._names, names_file = tempfile.mkstemp()
                     os.unlink(names_file)
+                command = [sys.executable, "-m", "pipeline.views.mlflow.sync_runs", str(os.getpid())]
+                environ = {**self._environ, "PYTHONPATH": os.pathsep.join(path)}
                 with self._log.open("ab") as log:
                     self._process = subprocess.Popen(
-                        [sys.executable, "-m", "pipeline.views.mlflow.sync_runs", str(os.getpid())],
-                        stdin=self._names,
-                        stdout=log,
-                        stderr=log,
-                        env={**self._environ, "PYTHONPATH": os.pathsep.join(path)},
-                        start_new_session=True,
+                        command, stdin=self._names, stdout=log, stderr=log, env=environ, start_new_session=True
                     )
             except OSError as error:
                 self._problem = f"The tracking process could not start: {error}."
@@ -99,9 +96,8 @@ class Tracker:
             return False, problem
         if is_sent():
             return True, None
-        if process.poll() is not None:
-            return False, self._problem or f"The tracking process has ended; see {self._log}."
-        return False, "The tracking process is not done yet."
+        ended = self._problem or f"The tracking process has ended; see {self._log}."
+        return False, "The tracking process is not done yet." if process.poll() is None else ended
 
     def close(self, timeout: float = 12.0, waits: Callable[[], bool] = lambda: True) -> None:
         """Ends the process, which first sends what is left and ends as KILLED the runs that have no end."""
@@ -140,8 +136,7 @@ def _wait(
 
     def computed() -> float:
         with contextlib.suppress(psutil.Error):
-            used = psutil.Process(process.pid).cpu_times()
-            return float(used.user + used.system)
+            return float(sum(psutil.Process(process.pid).cpu_times()[:2]))  # of the user and the system
         return 0.0
 
     before, until = computed(), time.monotonic() + timeout

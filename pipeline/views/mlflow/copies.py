@@ -236,8 +236,7 @@ class Copy:
         experiment = client.get_experiment_by_name(name)
         try:
             if experiment is None:
-                location, tags = self._store.artifacts, missing({}, ms(run))
-                return str(client.create_experiment(name, artifact_location=location, tags=tags))
+                return str(client.create_experiment(name, self._store.artifacts, missing({}, ms(run))))
         except Exception:
             # Someone else may just have created it.
             if (experiment := client.get_experiment_by_name(name)) is None:

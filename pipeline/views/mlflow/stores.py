@@ -276,8 +276,8 @@ def _examine_file(store: Path, host: str) -> Finding:
         return Finding("store", host, Severity.FINE, f"none yet: the first run makes {store}", expected)
     try:
         with contextlib.closing(sqlite3.connect(f"{store.resolve().as_uri()}?mode=rw", uri=True, timeout=1)) as opened:
-            (version,) = opened.execute("SELECT version_num FROM alembic_version").fetchone()
-            runs = opened.execute("SELECT count(*) FROM runs").fetchone()[0]
+            query = "SELECT version_num, (SELECT count(*) FROM runs) FROM alembic_version"
+            version, runs = opened.execute(query).fetchone()
             # A lock to write, which is given back at once.
             opened.execute("BEGIN IMMEDIATE")
             opened.rollback()

@@ -147,8 +147,7 @@ def _report_event(written: WrittenReport) -> Report:
     files = {"": (written.html, written.csv), "figures": written.figures}
     parts = [
         *written.lines,
-        *[f"`{clean(written.command)}`"] * bool(written.command),
-        *(f"`{command.replace('`', '?')}`" for command in page.typed_commands(sweep)),
+        *(f"`{typed.replace('`', '?')}`" for typed in (clean(written.command), *page.typed_commands(sweep)) if typed),
         "The report is report.html under Artifacts. Its points:",
         "\n".join(points),
     ]

@@ -23,9 +23,8 @@ MOST_SERVERS = 4
 
 def plan_lines(plan: Plan, full: bool, reused: str | None = None) -> list[str]:
     """The plan in lines; with `full`, each process too. `reused` is the folder of the run that has its baseline."""
-    model, data, strategy, hardware = (
-        clean(part.name) for part in (plan.model, plan.data, plan.strategy, plan.hardware)
-    )
+    parts = (plan.model, plan.data, plan.strategy, plan.hardware)
+    model, data, strategy, hardware = (clean(part.name) for part in parts)
     under, adds = clean(other(plan.backend)), clean(other(plan.collective))
     by = f" under {under}" * bool(under) + f" by {adds}" * bool(adds)
     workers = plural(plan.workers, f"{plan.hardware.kind.upper()} worker")

@@ -106,6 +106,9 @@ class RunState:
             return self._measuring()
         if self._training.begun:
             return self._training.view()
+        return self._starting()
+
+    def _starting(self) -> Doing:
         groups = self._groups.values()
         expected, leaders = sum(group.expected for group in groups), sum(group.leaders for group in groups)
         joined, built = (sum(group.count(stage) for group in groups) for stage in ("joined", "built"))
@@ -195,8 +198,7 @@ class RunState:
     def _trained(self, event: events.Steps | events.Epoch | events.Saved) -> list[StatusMessage]:
         training = self._training
         length = listed(plural(training.epochs, "epoch"), plural(training.total, "step")) or "length unknown"
-        begins = self._once(f"training: {length}", key="training")
-        training.begun = True
+        begins, training.begun = self._once(f"training: {length}", key="training"), True
         match event:
             case events.Steps():
                 training.take_steps(event)
@@ -212,7 +214,7 @@ class RunState:
             "" if (seconds := number(event.seconds)) is None else duration(seconds),
         )
         text = f"{_of('epoch', event.epoch, training.epochs)}: {figures or 'done'}"
-        return [*begins, *self._once(text, lasting=True, key=f"epoch {event.epoch}")]
+        return begins + self._once(text, lasting=True, key=f"epoch {event.epoch}")
 
     def _restarted(self, event: events.Restarted) -> list[StatusMessage]:
         """All processes come up once more, perhaps fewer; what was measured stays measured."""

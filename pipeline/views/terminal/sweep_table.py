@@ -164,10 +164,9 @@ def _legend(points: Sequence[RunResult], stacked: bool) -> list[str]:
         f"val: {metric} on the validation data.": metric and not stacked,
     }
     doubts = {doubt for one in measured for doubt in (*comparable.doubts(one.layout), *comparable.disturbed(one))}
-    remarks = comparable.DOUBTS | comparable.DISTURBED
-    return [line for line, is_said in lines.items() if is_said] + [
-        f"{doubt}: {why}" for doubt, why in remarks.items() if doubt in doubts
-    ]
+    remarks = (comparable.DOUBTS | comparable.DISTURBED).items()
+    legend = [line for line, is_needed in lines.items() if is_needed]
+    return [*legend, *(f"{doubt}: {why}" for doubt, why in remarks if doubt in doubts)]
 
 
 def shared_and_own(points: Sequence[RunResult]) -> tuple[list[str], list[list[str]]]:
