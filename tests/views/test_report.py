@@ -154,11 +154,15 @@ def test_the_head_says_what_was_run_and_how_to_run_it_again(written):
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_points_that_differ_in_what_was_run_are_told_with_it(tmp_path):
+def test_points_that_differ_in_what_was_run_are_told_with_it_and_one_that_failed_lowers_no_target(tmp_path):
     a_point(tmp_path / "0_mirrored", "mirrored", 1, 100.0, baseline_source="measured in this run")
-    other = {"precision": "mixed_bfloat16", "scaling": "strong"}
+    other = {"precision": "mixed_bfloat16", "scaling": "strong", "status": "FAILED"}
     a_point(tmp_path / "1_mirrored", "mirrored", 2, 190.0, baseline_source="reused from there", **other)
+    log = tmp_path / "1_mirrored" / "events.jsonl"
+    log.write_text("".join(line for line in log.read_text().splitlines(True) if not re.search('"epoch": [2-5]', line)))
     sweep = report.write(tmp_path).sweep
+    assert (sweep.metric, sweep.target) == ("accuracy", 1 - 0.5**5)
+    assert [sweep.seconds_to_target(point) for point in sweep.points] == [pytest.approx(5.0), None]
     said = facts(sweep)
     assert said["baseline"].endswith(": 100 examples/s, measured in turn with point 0")
     assert said["precision"] == "float32 (point 0); mixed_bfloat16 (point 1)"
@@ -238,17 +242,6 @@ def test_a_sweep_that_lists_its_points_tells_those_without_a_result_and_pools_re
     assert "Point 0 unfinished: it was started and has not ended" in page
     assert "Point 1 not run: it was not run yet" in page
     assert [point.status for point in made.sweep.points] == ["UNFINISHED", "NOT RUN", *["FINISHED"] * 4]
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_a_point_that_failed_early_does_not_lower_what_all_are_to_reach(tmp_path):
-    a_point(tmp_path / "0_mirrored", "mirrored", 1, 100.0)
-    a_point(tmp_path / "1_mirrored", "mirrored", 2, 190.0, status="FAILED")
-    log = tmp_path / "1_mirrored" / "events.jsonl"
-    log.write_text("".join(line for line in log.read_text().splitlines(True) if '"epoch": 1' in line))
-    sweep = report.write(tmp_path).sweep
-    assert (sweep.metric, sweep.target) == ("accuracy", 1 - 0.5**5)
-    assert [sweep.seconds_to_target(point) for point in sweep.points] == [pytest.approx(5.0), None]
 
 
 @pytest.mark.parametrize("arguments", [["sweep=nothing"], [], ["swep=there"]])

@@ -78,17 +78,6 @@ def test_runs_of_one_kind_have_names_of_their_own_by_which_they_are_found(home: 
     assert sent(writer, home).info.run_name == "mine"
 
 
-def test_the_run_of_a_sweep_has_no_metrics_that_its_points_have(home: Path) -> None:
-    """Also where it is that of a version which told them."""
-    writer = Writer(home / "swept", name="sweep s", tags={"kind": "report"})
-    told = {"values": {"speedup": 2.0}, "tags": {"best": "mirrored", "confidence": None}, "text": "A tie.", "files": {}}
-    writer.write({"time": BEGAN, "event": "report"} | told)
-    writer.end()
-    run = sent(writer, home)
-    assert run.data.metrics == {}
-    assert run.data.tags.items() >= {"best": "mirrored", "mlflow.note.content": "A tie."}.items()
-
-
 def test_throughput_is_what_mlflow_is_sent_first(home: Path) -> None:
     """Its page that compares runs opens on the first metric that it was sent."""
     writer, uri = Writer(home / "first", params={"workers": 2}), local(home).uri
@@ -249,7 +238,7 @@ def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(tmp_path:
     assert refused.out.splitlines()[0] == f"outputs/runs/run: not sent. No MLflow server answers at {nowhere}."
 
 
-def test_what_a_later_command_makes_again_is_sent_once_and_the_run_goes_on():
+def test_what_a_later_command_makes_again_is_sent_once_the_run_goes_on_and_that_of_a_sweep_has_no_metrics():
     state = LogState()
 
     def changed(event: Event) -> Changes:
@@ -258,8 +247,8 @@ def test_what_a_later_command_makes_again_is_sent_once_and_the_run_goes_on():
         return state.changes
 
     def points(**event: Any) -> list[tuple[str, int]]:
-        made = changed(from_plain({"time": 9.0, "group": "point", "rank": 0, **event}))
-        return [(point.name, point.step) for point in made.metrics]
+        changes = changed(from_plain({"time": 9.0, "group": "point", "rank": 0, **event}))
+        return [(point.name, point.step) for point in changes.metrics]
 
     changed(Run(params={"workers": 2}, time=1.0))
     call = {"event": "steps", "losses": [0.3, 0.2], "metrics": {"accuracy": 0.5}, "seconds": 1.0}
@@ -279,3 +268,8 @@ def test_what_a_later_command_makes_again_is_sent_once_and_the_run_goes_on():
     assert points(**repeat) == []
     (speed, *_) = points(event="result", values={"speedup": 2.0})
     assert speed == ("speedup", 1)
+    # Its points have them; an earlier version told them too.
+    told = {"values": {"speedup": 2.0}, "tags": {"best": "mirrored", "confidence": None}, "text": "A tie.", "files": {}}
+    report = changed(from_plain({"time": 9.0, "event": "report"} | told))
+    assert report.metrics == []
+    assert report.tags == {"best": "mirrored", "confidence": "", "mlflow.note.content": "A tie."}

@@ -42,7 +42,7 @@ class Copy:
         self.folder, self.log, self.uri, self._store = folder, folder / LOG, str(store.uri), store
         self._lock: Lock | None = None
         self._client: Any = None
-        # For a follower: when it is due, how long it waited after a failure, and whether the driver waits for it.
+        # For a follower: when it is due, the wait after its next failure (0: the least), and whether one waits for it.
         self.due, self.retry_seconds, self.is_waited_for = 0.0, 0.0, False
         # How many events were sent, and from how many what is to be sent now is.
         self._points_a_request, self.sent, self._count = POINTS_A_REQUEST, 0, 0
