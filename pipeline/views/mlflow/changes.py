@@ -81,8 +81,8 @@ class LogState:
         typed = str(tags.get("command") or tags.get("overrides") or "").replace("`", "?")
         version = str(tags.get("git_commit") or "")[: texts.COMMIT_LETTERS]
         noted = "\n".join(f"- {note}" for note in self.notes)
-        asked = listed(f"`{typed}`" if typed else "", f"commit `{version}`" if version else "")
-        about = (f"**{self.error}**" if self.error else "", self.result, asked, noted)
+        origin = listed(f"`{typed}`" if typed else "", f"commit `{version}`" if version else "")
+        about = (f"**{self.error}**" if self.error else "", self.result, origin, noted)
         self._tags({texts.NOTE_TAG: "\n\n".join(filter(None, about))})
 
     def _metric(self, name: str, value: object, event: events.EventBase, step: int, before: float = 0.0) -> None:

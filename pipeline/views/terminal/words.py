@@ -128,8 +128,8 @@ def spread(counts: Sequence[int], noun: str, none: str) -> str:
     >>> [spread(cores, "core", none="any core") for cores in ((1, 1), (1, 3), (0, 0))]
     ['1 core', '1 to 3 cores', 'any core']
     """
-    least, most = min(counts), max(counts)
-    return none if most == 0 else f"{least:,} to " * (least < most) + plural(most, noun)
+    low, high = min(counts), max(counts)
+    return none if high == 0 else f"{low:,} to " * (low < high) + plural(high, noun)
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -155,8 +155,8 @@ def span(low: float | None, high: float | None, write: Callable[[float], str], b
     >>> span(3301.2, 3502.4, rate, " to "), span(None, 3502.4, rate, " to "), span(2.0, 2.0, times, "-")
     ('3,301 to 3,502', '', '')
     """
-    least, most = number(low), number(high)
-    return "" if least is None or most is None or least == most else f"{write(least)}{between}{write(most)}"
+    first, last = number(low), number(high)
+    return "" if first is None or last is None or first == last else f"{write(first)}{between}{write(last)}"
 
 
 def throughput_span(speed: Speed, between: str = " to ") -> str:
