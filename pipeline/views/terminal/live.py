@@ -44,8 +44,7 @@ class Terminal:
 
     def say(self, *lines: str) -> None:
         """Shows lines, broken between words where the terminal is narrow."""
-        for line in lines:
-            words.say(self._console, line)
+        words.say(self._console, *lines)
 
     def begins(self, ahead: Ahead) -> None:
         """Shows which point of a sweep begins, by its own overrides, and how far the sweep is, after an empty line."""
