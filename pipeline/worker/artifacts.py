@@ -1,5 +1,6 @@
 """Artifacts of a training's end: the model as a file, and text that a language model writes after held-out text."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,12 +36,10 @@ class TextSample:
 
     def write(self, logits: Logits, folder: Path, emit: Emit) -> None:
         """Writes the prompt and what the model makes of it into `folder`, telling meanwhile that it gets on."""
-        written = []
-        for token in continued(self.prompt, logits, self.temperature, np.random.default_rng(self.seed)):
+        written, drawing = [], continued(self.prompt, logits, self.temperature, np.random.default_rng(self.seed))
+        for token in itertools.islice(drawing, self.tokens):
             emit(Beat())
             written.append(token)
-            if len(written) == self.tokens:
-                break
         drawn = f"{self.tokens:,} tokens, temperature {self.temperature:g}, seed {self.seed}"
         before, after = text_of(self.prompt, self.names), text_of(written, self.names)
         write_whole(folder / SAMPLE, f"{before}\n\n--- what the model made of it: {drawn} ---\n\n{after}\n")
@@ -53,36 +52,28 @@ def sample_of(
     example: Callable[[], Any],
     note: Callable[[str], None],
 ) -> TextSample | None:
-    """Returns the text that a language model is to write; notes where the model is none and was asked to all the same.
-
-    `names` are those of the data's labels, and `example` gives a batch (x, y) of one example, where these are known.
-    """
-    tokens = plan.training.sample_tokens
-    if tokens == 0:
+    """Returns the text that a language model is to write, by `names` of labels; notes where it cannot as asked."""
+    training, shape = plan.training, getattr(model, "output_shape", None)
+    if (tokens := training.sample_tokens) == 0:
         return None
-    shape = getattr(model, "output_shape", None)
     # As many outputs for each token as there are tokens that may come next.
-    tells_next = names is not None and isinstance(shape, tuple) and len(shape) == 3 and shape[2] == len(names)
-    prompt = _prompt(*example()[:2]) if tells_next else None
-    if prompt is None or names is None:
-        if tokens:
-            note(
-                f"No text was sampled. Expected tokens, names for them, and a model of the logits of each next one, as "
-                f"data=text and model=transformer are, for train.sample_tokens={tokens}, received "
-                f"data={plan.data.name} and model={plan.model.name}. Try train.sample_tokens=null."
-            )
-        return None
-    return TextSample(tokens or TOKENS, plan.training.sample_temperature, plan.training.seed, prompt, names)
+    if names is not None and isinstance(shape, tuple) and len(shape) == 3 and shape[2] == len(names):
+        x, y, *_ = example()
+        if not any(isinstance(structure, dict | list | tuple) for structure in (x, y)):
+            x, y = np.asarray(x), np.asarray(y)
+            if x.ndim == 2 and x.shape == y.shape and {x.dtype.kind, y.dtype.kind} <= set("iu"):
+                return TextSample(tokens or TOKENS, training.sample_temperature, training.seed, x[0], names)
+    if tokens:
+        note(
+            f"No text was sampled. Expected tokens, names for them, and a model of the logits of each next one, as "
+            f"data=text and model=transformer are, for train.sample_tokens={tokens}, received "
+            f"data={plan.data.name} and model={plan.model.name}. Try train.sample_tokens=null."
+        )
+    return None
 
 
 def continued(prompt: np.ndarray, logits: Logits, temperature: float, chance: np.random.Generator) -> Iterator[int]:
-    """Yields the tokens that follow a prompt, int32 [length], each drawn from the logits of the last `length` tokens.
-
-    >>> next_one = lambda tokens: np.eye(4)[(tokens + 1) % 4] * 9
-    >>> from itertools import islice
-    >>> list(islice(continued(np.array([0, 1]), next_one, 0, np.random.default_rng(0)), 5))
-    [2, 3, 0, 1, 2]
-    """
+    """Yields the tokens that follow a prompt, int32 [length], each drawn from the logits of the last ones."""
     window = np.asarray(prompt, np.int32)
     while True:
         scores = np.asarray(logits(window[None]))[0, -1].astype(np.float64)
@@ -103,15 +94,6 @@ def text_of(tokens: Sequence[int] | np.ndarray, names: Sequence[str]) -> str:
     parts_named = (names[int(token)] for token in tokens)
     parts = (bytes.fromhex(byte[1]) if (byte := _BYTE.fullmatch(name)) else name.encode() for name in parts_named)
     return b"".join(parts).decode(errors="replace")
-
-
-def _prompt(x: Any, y: Any) -> np.ndarray | None:
-    """The tokens of an example, int [length]; None where it, or what is learnt of it, is something else."""
-    if any(isinstance(structure, dict | list | tuple) for structure in (x, y)):
-        return None
-    tokens, labels = np.asarray(x), np.asarray(y)
-    alike = tokens.ndim == 2 and tokens.shape == labels.shape and {tokens.dtype.kind, labels.dtype.kind} <= set("iu")
-    return tokens[0] if alike else None
 
 
 def save(model: keras.Model, folder: Path, emit: Emit) -> str:

@@ -1,16 +1,15 @@
 """Runs Keras callbacks once, in the first process, and has every process follow what they decide.
 
-A callback may end training, set the learning rate or change any variable that training goes on with. After each hook
-the first process sends the first two to the others in one reduction, and then the variables that were changed; with one
-process nothing is sent. Callbacks that evaluate or predict are answered by a copy of the model, outside the strategy:
-Keras's own `evaluate` would have all replicas compute, which those of other processes know nothing about. The copy has
-the weights of the moment and leaves the metrics of training as they are.
+A callback may end training, set the learning rate or change any variable that training goes on with: after each hook
+the first process sends that to the others. Callbacks that evaluate or predict are answered by a copy of the model,
+outside the strategy, whose replicas in other processes know nothing about it.
 """
 
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -23,27 +22,17 @@ from pipeline.worker.patched import all_patched
 from pipeline.worker.state import of_random_state, put_back_random_state, sent
 from pipeline.worker.variables import PLAIN, Plain, Variable, held, kept_by_metrics, plain_values
 
+# The values of a model's variables, in the order of a copy's.
+Weights: TypeAlias = Callable[[keras.Model], list[np.ndarray]]
 ANSWERED = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
 REFUSED = ("fit", "train_on_batch")
-
-
-def weights_of(model: keras.Model) -> list[np.ndarray]:
-    """The values of a model's weights."""
-    return [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in model.weights]
 
 
 class ModelCopy:
     """Answers what callbacks ask of a model with a copy, which `make` makes when it is first needed."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        make: Callable[[], keras.Model],
-        weights: Callable[[keras.Model], list[np.ndarray]] = weights_of,
-        value: Callable[[Variable], np.ndarray] = keras.ops.convert_to_numpy,
-    ) -> None:
-        """`weights` are the values of a model's variables, in the copy's order, and `value` is that of any other."""
-        self._model, self._make, self._weights, self._value = model, make, weights, value
+    def __init__(self, loop: TrainingLoop, make: Callable[[], keras.Model], weights: Weights) -> None:
+        self._model, self._value, self._make, self._weights = loop.model, loop.value, make, weights
         self._copy: keras.Model | None = None
         # Variables of losses and the like, and the copy's.
         self._pairs: list[tuple[Variable, Variable]] = []
@@ -51,7 +40,7 @@ class ModelCopy:
     def answers(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the model's methods are answered here, and `int` and `float` of a variable are those of its value."""
         answered: dict[str, object] = {name: partial(self._answer, name) for name in ANSWERED}
-        answered |= {name: partial(self._refuse, name) for name in REFUSED}
+        answered |= {name: partial(_refuse, name) for name in REFUSED}
         # TensorFlow's variable of several copies is no number to Python.
         numbers = {
             "__int__": lambda variable: int(keras.ops.convert_to_numpy(variable)),
@@ -67,26 +56,26 @@ class ModelCopy:
                 self._copy = self._make()
             finally:
                 put_back_random_state(state)
-            pairs = list(zip(_beside(self._model), _beside(self._copy), strict=False))
+            pairs = zip(_beside(self._model), _beside(self._copy), strict=False)
             self._pairs = [(own, its) for own, its in pairs if own is not its and tuple(own.shape) == tuple(its.shape)]
         for own, its in self._pairs:
             its.assign(self._value(own))
         for value, variable in zip(self._weights(self._model), self._copy.weights, strict=True):
             variable.assign(value)
         answer = getattr(self._copy, name)(*arguments, **named)
-        for variable, its in self._pairs:
+        for own, its in self._pairs:
             # A loss may change its own, wherever it is computed.
-            if not np.array_equal(self._value(variable), value := keras.ops.convert_to_numpy(its)):
-                variable.assign(value)
+            if not np.array_equal(self._value(own), value := keras.ops.convert_to_numpy(its)):
+                own.assign(value)
         return answer
 
-    def _refuse(self, name: str, *arguments: object, **named: object) -> None:
-        instead = "a training of its own, or model.evaluate and model.predict, which are answered"
-        raise TrainingError("callbacks to leave training to the run", f"a call of model.{name} in one", instead)
+
+def _refuse(name: str, *arguments: object, **named: object) -> None:
+    instead = "a training of its own, or model.evaluate and model.predict, which are answered"
+    raise TrainingError("callbacks to leave training to the run", f"a call of model.{name} in one", instead)
 
 
 def _beside(model: keras.Model) -> list[Variable]:
-    """The variables that a model's loss and metrics go by and that are no weights."""
     listed = [*model.variables, *model.metrics_variables, model.optimizer]
     return [*kept_by_metrics(model.metrics), *held([model], listed)]
 
@@ -121,13 +110,13 @@ class Callbacks:
         epochs: int,
         steps: int | None,
         verbose: int | str = 0,
-        plain: Callable[[], keras.Model] | None = None,
-        weights: Callable[[keras.Model], list[np.ndarray]] = weights_of,
+        plain: Callable[[], keras.Model] = keras.Model,
+        weights: Weights = keras.Model.get_weights,
     ) -> None:
-        """`verbose` is Keras's. `plain` makes the model again, outside the strategy, for callbacks that evaluate."""
+        """`plain` makes the model again, outside the strategy, for callbacks that evaluate."""
         self.loop, self.own = loop, list(callbacks)
         self.model = model = loop.model
-        self._answering = ModelCopy(model, plain or keras.Model, weights, loop.value)
+        self._answering = ModelCopy(loop, plain, weights)
         self._shares = bool(callbacks) and not loop.alone
         # A user's own hook between batches may do anything; Keras's own leave weights alone there.
         self._batches_matter = any(is_own(one) and overrides(one, TRAIN_BATCH_HOOKS) for one in callbacks)
@@ -141,24 +130,14 @@ class Callbacks:
         )
         # Which of them ended training is known to the first process alone.
         self.watched = self._list.callbacks = Watched(self._list.callbacks, model)
-
-    @property
-    def restored_epoch(self) -> int | None:
-        """The epoch, counted from 1, whose weights an `EarlyStopping` puts back at the end of training."""
-        stopping = [callback for callback in self.own if isinstance(callback, keras.callbacks.EarlyStopping)]
-        restored = [callback.best_epoch + 1 for callback in stopping if callback.best_weights is not None]
-        return restored[-1] if restored else None
-
-    @property
-    def first_epoch(self) -> int:
-        """The epoch that training begins with, known once `on_train_begin` was called."""
-        return 0
+        # The epoch that training begins with, known once `on_train_begin` was called.
+        self.first_epoch = 0
 
     def call(self, hook: str, *arguments: int | Mapping[str, float]) -> None:
         """Runs `hook`, such as "on_epoch_end", and makes its decisions everybody's."""
         self._is_traced |= hook == "on_train_batch_end"
         watched = self._shares and self.loop.chief and (self._batches_matter or "batch" not in hook)
-        before = self._values() if watched else []
+        before = [self.loop.value(one) for one in self.loop.variables()] if watched else []
         words = {name: place.get() for name, place in self._plain.items()} if watched else {}
         hooks = TRAIN_BATCH_HOOKS if hook in TRAIN_BATCH_HOOKS else (hook,)
         runs_own = any(is_own(callback) and overrides(callback, hooks) for callback in self.own)
@@ -167,44 +146,43 @@ class Callbacks:
                 with self._answering.answers():
                     getattr(self._list, hook)(*arguments)
         if self._shares:
-            after = self._values() if before else []
+            after = [self.loop.value(one) for one in self.loop.variables()] if before else []
             self._obey([not _is_same(old, new) for old, new in zip(before, after, strict=True)], self._changed(words))
 
     def _changed(self, before: Mapping[str, Plain]) -> dict[str, Plain]:
         """Numbers and words that were others `before`, by their names. Raises `TrainingError` for what is none."""
-        now = {name: self._plain[name].get() for name in before}
-        other = {name: value for name, value in now.items() if value is not before[name]}
-        for name, value in other.items():
-            if not isinstance(value, PLAIN) and not self._is_traced:
+        changed: dict[str, Plain] = {}
+        for name, earlier in before.items():
+            value = self._plain[name].get()
+            if isinstance(value, PLAIN):
+                changed |= {name: value} if value is not earlier and value != earlier else {}
+            elif value is not earlier and not self._is_traced:
                 expected = "callbacks to change variables and numbers that are there when training begins"
                 received = f"{name.rpartition('/')[2]}, which one has made a {type(value).__name__}"
                 raise TrainingError(f"{expected}, of which all processes learn", received, "making it in model.build")
-        return {name: value for name, value in other.items() if isinstance(value, PLAIN) and value != before[name]}
+        return changed
 
-    def _obey(self, changed: list[bool], words: Mapping[str, Plain]) -> None:
-        """Stops all processes, gives them the first one's learning rates, and its values of what was changed."""
-        text = json.dumps(words).encode() if words else b""
+    def _obey(self, changed: Sequence[bool], words: Mapping[str, Plain]) -> None:
         rates = [optimizer._learning_rate for optimizer in self.loop.optimizers]
         fixed = [rate for rate in rates if isinstance(rate, keras.Variable)]
-        if changed:
-            rate_ids = {id(rate) for rate in fixed}
-            pairs = zip(self.loop.variables(), changed, strict=True)
-            changed = [is_changed and id(variable) not in rate_ids for variable, is_changed in pairs]
-        numbers = [self.model.stop_training, any(changed), len(text), *(_number(rate) for rate in fixed)]
+        pairs = zip(self.loop.variables() if changed else (), changed, strict=True)
+        others = [is_changed and all(variable is not rate for rate in fixed) for variable, is_changed in pairs]
+        places = [place for place, is_changed in enumerate(others) if is_changed]
+        text = json.dumps([places, words]).encode() if places or words else b""
+        numbers = [self.model.stop_training, len(text), *(_number(rate) for rate in fixed)]
         (decided,) = self.loop.from_first([np.array(numbers, np.float64)])
-        stop, changed_there, length, *learning_rates = np.asarray(decided)
+        stop, length, *learning_rates = np.asarray(decided)
         self.model.stop_training = bool(stop)
         for rate, learning_rate in zip(fixed, learning_rates, strict=True):
             if np.float32(learning_rate) != np.float32(_number(rate)):
                 rate.assign(learning_rate)
-        if changed_there:
-            variables = self.loop.variables()
-            (which,) = self.loop.from_first([np.array(changed or [False] * len(variables), np.float64)])
-            self._send_values([one for one, is_changed in zip(variables, np.asarray(which), strict=True) if is_changed])
-        if length:
-            values = json.loads(self._sent(text, int(length)))
-            for name in values if not self.loop.chief else ():
-                self._plain[name].put(values[name])
+        if not length:
+            return
+        places, words = json.loads(self._sent(text, int(length)))
+        variables = self.loop.variables()
+        self._send_values([variables[place] for place in places])
+        for name, value in words.items() if not self.loop.chief else ():
+            self._plain[name].put(value)
 
     def _send_values(self, variables: Sequence[Variable]) -> None:
         """Gives variables the first process's values, of any type, which travel as their bytes."""
@@ -217,9 +195,6 @@ class Callbacks:
 
     def _sent(self, data: bytes, size: int) -> bytes:
         return sent(data, size, lambda words: np.asarray(self.loop.from_first([words])[0]))
-
-    def _values(self) -> list[np.ndarray]:
-        return [self.loop.value(variable) for variable in self.loop.variables()]
 
 
 class Watched(list[keras.callbacks.Callback]):
@@ -242,10 +217,8 @@ def _number(rate: keras.Variable | float) -> np.ndarray:
 
 
 def _is_same(old: np.ndarray, new: np.ndarray) -> bool:
-    """True if two values are the same to the last bit, as they are where they lie in the same memory."""
-    if old.__array_interface__["data"] == new.__array_interface__["data"]:
-        return True
-    return np.array_equal(old.reshape(-1).view(np.uint8), new.reshape(-1).view(np.uint8))
+    in_one_place = old.__array_interface__["data"] == new.__array_interface__["data"]
+    return in_one_place or np.array_equal(old.reshape(-1).view(np.uint8), new.reshape(-1).view(np.uint8))
 
 
 def overrides(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:

@@ -1,7 +1,7 @@
 """Checkpoints: everything that decides how a training goes on, written beside it, whole or not at all, and verified.
 
-A checkpoint is two files: `NAME-TOKEN.npz`, NumPy's archive of arrays, and `NAME.json`, written last, which says what
-the state is, which archive holds its arrays, and the archive's SHA-256. Nothing in either is pickled.
+A checkpoint is `NAME-TOKEN.npz`, NumPy's archive of arrays, and `NAME.json`, written last, which says what the state
+is, which archive holds its arrays, and the archive's SHA-256. Nothing in either is pickled.
 """
 
 import contextlib
@@ -16,14 +16,15 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import IO, Any, TypeAlias
 
+import ml_dtypes  # noqa: F401 # Registers bfloat16 and the like with NumPy.
 import numpy as np
 
 from pipeline.data import files
-from pipeline.errors import refuse
-from pipeline.plan.plan import Checkpoints, Plan
+from pipeline.plan.plan import Checkpoints
 from pipeline.record.events import Checkpoint, Warned
 from pipeline.worker.engine import Emit
 from pipeline.worker.model_error import TrainingError
@@ -37,9 +38,8 @@ WRITE_SECONDS, WRITE_BYTES_PER_SECOND = 0.05, 100e6
 class State:
     """A training as it was after a step: plain values by name, and arrays by name.
 
-    Values: `step` (optimizer steps done), `epoch` (whole epochs done), `in_epoch` (steps of the epoch under way),
-    `examples` (that those have trained, each step a global batch), `best` ({metric: value}, or null) and what the
-    training adds. Arrays are named `GROUP/...`; those of one group are in order.
+    Values: `step`, `epoch` (those done), `in_epoch` (steps of the next one), `examples` (that those have trained, each
+    step a global batch), `best` ({metric: value}, or null), and others. Arrays are named `GROUP/...`, in order.
     """
 
     values: dict[str, Any]
@@ -65,8 +65,13 @@ class State:
     @classmethod
     def read(cls, values: dict[str, Any], kinds: Mapping[str, tuple[str, Sequence[int]]], data: bytes) -> "State":
         """Returns the state of these values and of arrays of these kinds in an archive."""
+        arrays = {}
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            return cls(values, {key: _typed(archive[key], *kind) for key, kind in kinds.items()})
+            for key, (kind, shape) in kinds.items():
+                array = archive[key]
+                of_bytes = str(array.dtype) != kind
+                arrays[key] = np.frombuffer(array.tobytes(), np.dtype(kind)).reshape(shape) if of_bytes else array
+        return cls(values, arrays)
 
     @property
     def name(self) -> str:
@@ -88,21 +93,35 @@ OnAll: TypeAlias = Callable[[State | None], State | None]
 
 
 class Checkpointer:
-    """The checkpoints of one run in a folder, local or anything that TensorFlow's file systems reach.
+    """The checkpoints of one run in a folder, or on TensorFlow's file systems, written by a thread of its own."""
 
-    They are written by a thread of its own. What fails is told at once, as a `warning`, and loses no earlier one.
-    """
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        emit: Emit,
+        state: State | None = None,
+        leave: Callable[[], bool] = bool,
+        about: Mapping[str, Any] | None = None,
+        divergence_factor: float = math.inf,
+        rate_scale: float = 1.0,
+        share: float | None = None,
+    ) -> None:
+        """Those of a training that begins with `state`, ends when `leave` says so, and of which each tells `about`.
 
-    def __init__(self, checkpoints: Checkpoints, emit: Emit) -> None:
+        Checkpoints after each epoch may take a `share` of the time since the last one.
+        """
         assert checkpoints.folder is not None, "the driver names the folder"
         self.kept, self._folder, self._emit = checkpoints, checkpoints.folder, emit
+        self.state, self.leave, self.about, self.share = state, leave, about or {}, share
+        self.divergence_factor, self.rate_scale = divergence_factor, rate_scale
         # What is being written, what waits, and what became of it: whether it was written.
         self._writer, self._handed_over = ThreadPoolExecutor(1), list[tuple[State, Future[bool]]]()
         self._late = False
-        # How long the last one took, with what it took to gather it.
+        # How long the last one took, with what it took to gather it; and why it could not be written, told once.
         self._seconds: float | None = None
-        # Why the last one could not be written, so that one reason is told once.
         self._problem: str | None = None
+        # Values of the metric that decides which checkpoint is kept, the best among them, once they are asked for.
+        self._bests: list[float] | None = None
 
     def check(self) -> None:
         """Refuses a folder that cannot be written to, before training counts on it."""
@@ -116,10 +135,9 @@ class Checkpointer:
             raise TrainingError(f"{expected} Try checkpoint.folder=..., or more space.") from error
 
     def write(self, state: State, wait: bool = False, gathered: float = 0.0) -> bool:
-        """Hands `state` to the writer, `gathered` in so many seconds; with `wait`, returns once it is written, and
-        whether that worked.
+        """Hands `state`, gathered in so many seconds, to the writer; with `wait`, returns if it was written.
 
-        One can wait while another is written. A later one takes its place, unless it was the best; once that is told.
+        One can wait while another is written. A later one takes its place, unless it was the best.
         """
         under_way = [one for one in self._handed_over if not one[1].done()]
         if len(under_way) > 1:
@@ -128,10 +146,9 @@ class Checkpointer:
                 futures.wait([first])
             elif waiting.cancel() and not self._late:
                 self._late = True
-                self._warn(
-                    f"Checkpoints take longer to write than training takes from one to the next: that of step "
-                    f"{left_out.values['step']} was left out for a later one. Try fewer of them."
-                )
+                late = "Checkpoints take longer to write than training takes from one to the next: that of step "
+                late += f"{left_out.values['step']} was left out for a later one. Try fewer of them."
+                self._emit(Warned(late))
         writing = self._writer.submit(self._write, state, gathered)
         self._handed_over = [*(one for one in under_way if not one[1].done()), (state, writing)]
         return not wait or writing.result()
@@ -160,25 +177,23 @@ class Checkpointer:
                     raise ValueError(f"{values['archive']} is not what was written: it was cut short or changed")
                 return State.read(values, values["arrays"], data)
             except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-                self._warn(f"The checkpoint {self._path(name)} was passed over for the one before: {_reason(error)}.")
+                passed_over = f"The checkpoint {self._path(name)} was passed over for the one before"
+                self._emit(Warned(f"{passed_over}: {_reason(error)}."))
         return None
 
-    def best(self) -> float | None:
-        """The best value so far of the metric that decides which checkpoint is kept."""
-        values = [value for value in map(self._best_of, self._names()) if value is not None]
-        return None if not values else max(values) if self.kept.best_is == "max" else min(values)
-
-    def is_better(self, value: float, than: float | None) -> bool:
-        """True if a value of that metric is better than another."""
-        if not np.isfinite(value):
-            return False
-        return than is None or (value > than if self.kept.best_is == "max" else value < than)
+    def is_best(self, value: float) -> bool:
+        """True if a value of the metric that decides which checkpoint is kept is better than all before."""
+        if self._bests is None:
+            self._bests = [best for best in map(self._best_of, self._names()) if best is not None]
+        sign = 1 if self.kept.best_is == "max" else -1
+        best = bool(np.isfinite(value)) and all(sign * value > sign * other for other in self._bests)
+        self._bests += [value] if best else []
+        return best
 
     def drop_after(self, step: int) -> None:
         """Removes the checkpoints of later steps, which a training that went back has not made."""
-        for name in self._names():
-            if int(name.split("-")[1]) > step:
-                self._remove(name)
+        for name in filter(lambda name: int(name.split("-")[1]) > step, self._names()):
+            self._remove(name)
 
     def _write(self, state: State, gathered: float) -> bool:
         """Writes a state and returns True; warns and returns False where that fails."""
@@ -188,34 +203,30 @@ class Checkpointer:
         except BaseException as error:
             self._problem = _reason(error)
             if self._problem != before:
-                self._warn(
-                    f"The checkpoint of step {state.values['step']} could not be written to {self._folder}: "
-                    f"{self._problem}. Those before it are still there, and more are tried."
-                )
+                failed = f"The checkpoint of step {state.values['step']} could not be written to {self._folder}"
+                self._emit(Warned(f"{failed}: {self._problem}. Those before it are still there, and more are tried."))
         return self._problem is None
 
     def _write_one(self, state: State) -> float:
-        """Writes a state, and returns how many seconds that took."""
         began = time.perf_counter()
         files.make_folder(self._folder)
-        archive = f"{state.name}-{uuid.uuid4().hex[:8]}.npz"
-        hashed: list[str] = []
+        archive, digest = f"{state.name}-{uuid.uuid4().hex[:8]}.npz", hashlib.sha256()
 
         def fill(file: IO[bytes]) -> None:
-            through = _Hashing(file)
-            state.write(through)
-            hashed.append(through.digest.hexdigest())
+            def write(data: Any) -> int:
+                digest.update(data)
+                file.write(data)
+                return memoryview(data).nbytes
+
+            # It cannot seek, so that what passes is the file; what has no `read` is a path to NumPy.
+            state.write(SimpleNamespace(write=write, flush=bool, read=None))
 
         weights = (array.astype(np.float32) for array in state.group("trained") if array.dtype.kind not in "biu?")
         try:
             files.write(self._path(archive), fill)
-            values = state.values | {
-                "format": FORMAT,
-                "archive": archive,
-                "sha256": hashed[0],
-                "arrays": state.kinds,
-                "finite": all(np.isfinite(array).all() for array in weights),
-            }
+            finite = all(np.isfinite(array).all() for array in weights)
+            read_by = {"format": FORMAT, "archive": archive, "sha256": digest.hexdigest(), "arrays": state.kinds}
+            values = {**state.values, **read_by, "finite": finite}
             files.write(self._path(f"{state.name}.json"), lambda file: file.write(json.dumps(values).encode()))
         except BaseException:
             with contextlib.suppress(OSError):
@@ -267,70 +278,6 @@ class Checkpointer:
     def _path(self, name: str) -> str:
         return posixpath.join(self._folder, name)
 
-    def _warn(self, text: str) -> None:
-        self._emit(Warned(text))
-
-
-class _Hashing(io.RawIOBase):
-    """Writes on to a file, hashing what passes; it cannot seek, so that what passes is the file."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.digest = file, hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.digest.update(data)
-        self._file.write(data)
-        return len(memoryview(data).cast("B"))
-
-
-def _typed(array: np.ndarray, kind: str, shape: Sequence[int]) -> np.ndarray:
-    if str(array.dtype) == kind:
-        return array
-    # Registers bfloat16 and the like with NumPy.
-    import ml_dtypes  # noqa: F401
-
-    return np.frombuffer(array.tobytes(), np.dtype(kind)).reshape(shape)
-
 
 def _reason(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
-
-
-def is_good(plan: Plan, values: Mapping[str, Any]) -> bool:
-    """True if a checkpoint, by its values, is of a training that had not diverged."""
-    loss, first = values["loss"], values["first_loss"]
-    return bool(values["finite"]) and (loss is None or loss <= plan.training.divergence_factor * max(1.0, abs(first)))
-
-
-def check_same_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuses to go on with data that has changed under the same config; other shards are told by their count alone."""
-    comparable = then["shards"] == now["shards"]
-    if then["build"] != now["build"]:
-        # That was asked for.
-        return
-    others = then["examples"] != now["examples"] or (comparable and then["digest"] != now["digest"])
-    expected = f"the data that the checkpoint was trained on, {then['examples']} examples ({then['digest']})"
-    received = f"{now['examples']} ({now['digest']}): it has changed since"
-    refuse((others, expected, received, "resume=never"), error=TrainingError)
-
-
-@dataclass(frozen=True)
-class Checkpointing:
-    """The checkpoints of a training: where they go, the state that it begins with, and whether it is to leave.
-
-    A loss `divergence_factor` times the first one has exploded.
-    """
-
-    checkpointer: Checkpointer
-    state: State | None = None
-    leave: Callable[[], bool] = bool
-    divergence_factor: float | None = None
-    # What the learning rate is multiplied by; that of a checkpoint may have been another.
-    rate_scale: float = 1.0
-    # What every checkpoint says of its run: its `data`, and the `learning_rate` that was asked for.
-    about: Mapping[str, Any] = field(default_factory=dict)
-    # Of the time since the last one, what a checkpoint after each epoch may take.
-    share: float | None = None

@@ -26,47 +26,33 @@ class Collective(Hashable, Protocol[Array]):
         """The number of replicas that add up."""
 
     def sum(self, arrays: Sequence[Array]) -> list[Array]:
-        """The sums over all replicas of arrays in the same places, in the types and shapes of `arrays`.
+        """The sums over all replicas of arrays in the same places, to the same bits on all, in their types and shapes.
 
-        All replicas call it in the same order as steps are traced, with equal types and shapes, and get the same bits.
+        All replicas call it in the same order as steps are traced.
         """
 
     def sent_bytes(self, size: int) -> int:
         """Bytes that a replica sends, on average, for arrays of so many bytes together."""
 
 
-class Alone(Generic[Array]):
-    """That of a single replica, which exchanges nothing and pays for nothing."""
-
-    replicas = 1
-
-    def sum(self, arrays: Sequence[Array]) -> list[Array]:
-        """The arrays as they are."""
-        return list(arrays)
-
-    def sent_bytes(self, size: int) -> int:
-        """None."""
-        return 0
-
-
 class Pausable(Generic[Array]):
-    """A collective that can be left out for a while, in which each replica computes as one device does."""
+    """A collective that can be left out for a while, or none: each replica then computes as one device does."""
 
-    def __init__(self, collective: Collective[Array]) -> None:
-        self._collective, self._is_paused = collective, False
+    def __init__(self, collective: Collective[Array] | None = None) -> None:
+        self._collective, self._is_paused = collective, collective is None
 
     @property
     def replicas(self) -> int:
         """The number of replicas that add up."""
-        return 1 if self._is_paused else self._collective.replicas
+        return 1 if self._collective is None or self._is_paused else self._collective.replicas
 
     def sum(self, arrays: Sequence[Array]) -> list[Array]:
         """The sums over all replicas; the arrays as they are while it is left out."""
-        return list(arrays) if self._is_paused else self._collective.sum(arrays)
+        return list(arrays) if self._collective is None or self._is_paused else self._collective.sum(arrays)
 
     def sent_bytes(self, size: int) -> int:
         """Bytes that a replica sends, on average, for arrays of so many bytes together."""
-        return self._collective.sent_bytes(size)
+        return 0 if self._collective is None else self._collective.sent_bytes(size)
 
     def paused(self) -> AbstractContextManager[None]:
         """Inside, nothing is exchanged."""
@@ -101,9 +87,9 @@ def check_collective(name: str) -> None:
 
 
 def collective_of(plan: Plan, process: Process, strategy: Strategy) -> Collective[Array]:
-    """The plan's collective in a process, once all have joined; `Alone` where a replica steps by itself."""
+    """The plan's collective in a process, once all have joined; none where a replica steps by itself."""
     if plan.workers == 1 or plan.strategy.asynchronous:
-        return Alone()
+        return Pausable()
     name = plan.collective
     make: Callable[[Plan, Process, Strategy], Collective[Array]] = load_offer(
         "collectives", name, "strategy.collective", COLLECTIVES, INSTEAD

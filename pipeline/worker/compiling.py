@@ -1,7 +1,4 @@
-"""Compiles a model with what a run chooses and keeps the rest, and says why a model takes no batch of the data.
-
-The blocks of a model, layers made of layers, are what `train.remat` computes again on the way back.
-"""
+"""Compiles a model with what a run chooses and keeps the rest, and says why a model takes no batch of the data."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -47,33 +44,27 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 def check_batches(model: keras.Model) -> None:
     """Refuses a model that takes batches of one size alone, as a stateful RNN does."""
     for tensor in keras.tree.flatten(getattr(model, "inputs", None) or ()):
-        if tensor.shape[0] is not None:
-            why = "since each replica has a part of a batch and the last one may be short"
-            received = f"one that takes {tensor.shape[0]} alone (input {tensor.name})"
-            instead = "keras.Input(shape) without a batch size, and stateful=False in recurrent layers"
-            raise ModelError(f"a model that takes batches of any size, {why}", received, instead)
+        expected = "a model that takes batches of any size, since each replica has a part of a batch and the last one "
+        received = f"one that takes {tensor.shape[0]} alone (input {tensor.name})"
+        instead = "keras.Input(shape) without a batch size, and stateful=False in recurrent layers"
+        refuse((tensor.shape[0] is not None, f"{expected}may be short", received, instead), error=ModelError)
 
 
 def compile_chosen(
     model: keras.Model, optimizer: Any, learning_rate: float | None, loss: Any, metrics: Any, own_steps: bool = False
 ) -> None:
-    """Compiles with what is not None.
-
-    A model not compiled gets Adam, and without steps of its own sparse categorical cross-entropy and accuracy.
-    """
-    if model.compiled:
-        chosen = model.optimizer if optimizer is None else keras.optimizers.get(optimizer)
-    else:
-        chosen = keras.optimizers.get("adam" if optimizer is None else optimizer)
-        if not own_steps:
-            loss = "sparse_categorical_crossentropy" if loss is None else loss
-            # As Keras takes it: one accuracy for all outputs is refused where there are several.
-            outputs = len(keras.tree.flatten(getattr(model, "outputs", None) or [None]))
-            accuracy = ["accuracy"] if outputs == 1 else [["accuracy"] for _ in range(outputs)]
-            metrics = accuracy if metrics is None else metrics
+    """Compiles with what is not None; what was not compiled gets Adam and, without `own_steps`, the usual loss."""
+    usual = model.optimizer if model.compiled else "adam"
+    chosen = keras.optimizers.get(usual if optimizer is None else optimizer)
+    if not (model.compiled or own_steps):
+        loss = "sparse_categorical_crossentropy" if loss is None else loss
+        # As Keras takes it: one accuracy for all outputs is refused where there are several.
+        outputs = len(keras.tree.flatten(getattr(model, "outputs", None) or [None]))
+        accuracy = ["accuracy"] if outputs == 1 else [["accuracy"] for _ in range(outputs)]
+        metrics = accuracy if metrics is None else metrics
     check_optimizer(chosen)
     if learning_rate is not None:
-        set_rate(chosen, learning_rate)
+        _set_rate(chosen, learning_rate)
     compile_anew(model, chosen, loss, metrics)
 
 
@@ -93,7 +84,7 @@ def compile_anew(model: keras.Model, optimizer: Any, loss: Any, metrics: Any) ->
     now["jit_compile"] = "auto"
 
 
-def set_rate(optimizer: keras.optimizers.Optimizer, learning_rate: float) -> None:
+def _set_rate(optimizer: keras.optimizers.Optimizer, learning_rate: float) -> None:
     """Gives an optimizer a fixed rate, also in place of a schedule. Raises `ModelError` for several optimizers."""
     optimizers = updating(optimizer)
     received = f"{type(optimizer).__name__}, whose optimizers have learning rates of their own"
@@ -143,32 +134,34 @@ def unscaled(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def forget(model: keras.Model, forgetful: Callable[[keras.layers.Layer, BlockCall], BlockCall], stateful: bool) -> None:
-    """Calls the blocks of a built model through `forgetful`; raises `ModelError` where that would save nothing.
+    """Calls a built model's blocks, layers made of layers, through `forgetful`; `ModelError` where that saves nothing.
 
-    Without `stateful`, blocks stay as they are whose call changes more than their random numbers' state, such as the
-    averages of a normalization, which calling them twice would change twice.
+    Without `stateful`, blocks stay as they are that calling twice would change twice, as a normalization's averages.
     """
-    blocks = [block for block in _blocks(model) if stateful or not _changes(block)]
+    blocks = [
+        block for block in _blocks(model)
+        if stateful
+        or not any("float" in keras.backend.standardize_dtype(one.dtype) for one in block.non_trainable_variables)
+    ]  # fmt: skip
     if len(blocks) < 2:
         without = "" if stateful else " without batch statistics"
         why = "which keeps what goes into a block and computes the rest again"
         expected = f"a model of several blocks, layers made of layers{without}, for train.remat=true, {why}"
         received = f"{model.name} with {len(blocks)}: it would keep as much as without"
         raise ModelError(expected, received, "train.remat=false, or a smaller train.replica_batch")
+
+    def refuse_loss(name: str, loss: Any) -> None:
+        expected = "blocks that add no loss as they are called for train.remat=true, which calls them again"
+        raise ModelError(expected, f"{name}, which does", "train.remat=false")
+
     for block in blocks:
         # Past Keras's own setter: what is saved of a layer does not know of it.
         vars(block)["call"] = forgetful(block, block.call)
         for layer in block._flatten_layers():
-            vars(layer)["add_loss"] = partial(_refuse_loss, block.name)
-
-
-def _refuse_loss(block: str, loss: Any) -> None:
-    expected = "blocks that add no loss as they are called for train.remat=true, which calls them again"
-    raise ModelError(expected, f"{block}, which does", "train.remat=false")
+            vars(layer)["add_loss"] = partial(refuse_loss, block.name)
 
 
 def _blocks(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
-    """Those of a model and of the models in it, outermost only."""
     for inner in layer._flatten_layers(include_self=False, recursive=False):
         if isinstance(inner, keras.Model):
             yield from _blocks(inner)
@@ -177,11 +170,6 @@ def _blocks(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
             part.trainable_variables for part in inner._flatten_layers(include_self=False)
         ):
             yield inner
-
-
-def _changes(layer: keras.layers.Layer) -> bool:
-    """True if a call changes variables of floating point."""
-    return any("float" in keras.backend.standardize_dtype(one.dtype) for one in layer.non_trainable_variables)
 
 
 def overlooked(model: keras.Model, batch: Batch) -> Iterator[str]:
@@ -194,17 +182,8 @@ def overlooked(model: keras.Model, batch: Batch) -> Iterator[str]:
             f"{kind.__name__} has {' and '.join(uncalled)} of its own, which {'is' if len(uncalled) == 1 else 'are'} "
             f"not called: a train_step is."
         )
-    if unkept := _unkept(model, batch):
-        yield (
-            f"What compute_metrics of {kind.__name__} returns as {', '.join(unkept)} is not logged, since no metric of "
-            f"the model has that name. Return it from get_metrics_result, which has the metrics of all replicas."
-        )
-
-
-def _unkept(model: keras.Model, batch: Batch) -> list[str]:
-    """The names of what a model's own `compute_metrics` returns and its metrics do not."""
-    if type(model).compute_metrics is keras.Model.compute_metrics:
-        return []
+    if kind.compute_metrics is keras.Model.compute_metrics:
+        return
     symbols = keras.tree.map_structure(
         lambda leaf: keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype)), batch
     )
@@ -215,8 +194,12 @@ def _unkept(model: keras.Model, batch: Batch) -> list[str]:
         kept = compute_output_spec(model.get_metrics_result)
     except RAISED:
         # Whatever is wrong is said where a step is traced.
-        return []
-    return sorted(set(returned) - set(kept)) if isinstance(returned, Mapping) else []
+        return
+    if isinstance(returned, Mapping) and (unkept := sorted(set(returned) - set(kept))):
+        yield (
+            f"What compute_metrics of {kind.__name__} returns as {', '.join(unkept)} is not logged, since no metric of "
+            f"the model has that name. Return it from get_metrics_result, which has the metrics of all replicas."
+        )
 
 
 # What Keras, and layers, losses and metrics of a user's own, raise on shapes and types. TensorFlow's errors of what
@@ -245,15 +228,9 @@ def _advice(error: BaseException, model: keras.Model, batch: Batch) -> str:
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     if isinstance(error, KeyError) and isinstance(y, Mapping) and error.args and error.args[0] not in y:
         return f"labels for the output {error.args[0]} too, or a model without it; labels are there for {', '.join(y)}"
-    if isinstance(error, TypeError) and _ends_in_half(model, x):
-        return 'dtype="float32" in the layers that make outputs, which losses and metrics then take in full'
+    # A model that cannot be called has no outputs.
+    with contextlib.suppress(*RAISED):
+        outputs = keras.tree.flatten(labels.predicted(model, x)) if isinstance(error, TypeError) else []
+        if any(keras.backend.standardize_dtype(output.dtype) in HALF for output in outputs):
+            return 'dtype="float32" in the layers that make outputs, which losses and metrics then take in full'
     return "it on one batch with Keras alone"
-
-
-def _ends_in_half(model: keras.Model, x: Batch) -> bool:
-    """True if outputs of the model are of half width; False for a model that cannot be called."""
-    try:
-        outputs = labels.predicted(model, x)
-    except RAISED:
-        return False
-    return any(keras.backend.standardize_dtype(output.dtype) in HALF for output in keras.tree.flatten(outputs))

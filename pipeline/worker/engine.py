@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from pipeline.config.offered import check_offer, load_offer
-from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
 from pipeline.record.events import Event, EventBase, Failed, Warned
 
@@ -31,18 +30,16 @@ ENGINES = {
     "tensorflow": "pipeline.worker.tensorflow.engine:TensorFlowEngine",
     "jax": "pipeline.worker.jax.engine:JaxEngine",
 }
-INSTEAD = "backend=tensorflow"
 
 
 def check_engine(name: str) -> None:
     """Refuses a name that no engine has, without importing any. Raises `UserError`."""
-    check_offer("engines", name, "backend", ENGINES, INSTEAD)
+    check_offer("engines", name, "backend", ENGINES, "backend=tensorflow")
 
 
-def engine_of(name: str) -> Callable[[Plan, Process, Emit, Callable[[], bool]], Any]:
-    """Returns what makes a `CommandHandler` or a `loop.Engine`, given whether it was asked to leave; or `UserError`."""
-    make: Callable[..., Any] = load_offer("engines", name, "backend", ENGINES, INSTEAD)
-    return make
+def engine_of(name: str) -> Callable[..., Any]:
+    """Returns what makes a `CommandHandler` or a `loop.Engine` of a process of a plan; or raises `UserError`."""
+    return load_offer("engines", name, "backend", ENGINES, "backend=tensorflow")  # type: ignore[no-any-return]
 
 
 class Notes:
@@ -52,13 +49,9 @@ class Notes:
         self._emit = emit
         self.texts: list[str] = []
 
-    def keep(self, text: str) -> None:
-        """Keeps a text for the result alone: it is nothing to be warned of."""
+    def add(self, text: str, warn: bool = True) -> None:
+        """Keeps a text for the result the first time that it comes, and emits it if there is cause to `warn`."""
         if self._emit is not None and text not in self.texts:
             self.texts.append(text)
-
-    def add(self, text: str) -> None:
-        """Emits a text as a warning, the first time that it comes."""
-        if self._emit is not None and text not in self.texts:
-            self.texts.append(text)
-            self._emit(Warned(text))
+            if warn:
+                self._emit(Warned(text))

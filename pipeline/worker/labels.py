@@ -1,14 +1,13 @@
 """Compares labels with the losses and outputs of a model, before either meets the other in a compiled step.
 
-Looked at are cross-entropies over classes, by whose labels most mistakes are made: TensorFlow says of them what went
-wrong in the middle of a graph, or nothing at all on a GPU. Of Keras's losses that compare element by element the shapes
-are looked at: they are broadcast where the batch happens to be of as many examples as there are outputs.
+Cross-entropies over classes are looked at, of whose labels TensorFlow complains in the middle of a graph, or not at all
+on a GPU; and the shapes under losses that compare element by element, which are broadcast over the batch by chance.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias
 
 import keras
 import numpy as np
@@ -18,15 +17,10 @@ from pipeline.data.arrays import Nested
 from pipeline.data.errors import DataError, refuse
 from pipeline.private_keras import compute_output_spec
 
-T = TypeVar("T")
 # Arrays or tensors with the examples along the first axis, as (x, y) or (x, y, weights).
 Batch: TypeAlias = Nested[Any]
 # What a loss takes: class numbers, a number for each class, or labels of the shape of the outputs.
 Kind: TypeAlias = Literal["sparse", "one-hot", "elementwise"]
-# Where something is in a structure of one level.
-Key: TypeAlias = str | int
-# A loss as it is named in `compile`.
-Loss: TypeAlias = keras.losses.Loss | Callable[..., Any] | str
 
 # The functions that Keras's losses compute, also where a loss is an object.
 KINDS: dict[Kind, tuple[Callable[..., Any], ...]] = {
@@ -51,7 +45,7 @@ class Output:
     """
 
     name: str
-    key: Key | None
+    key: str | int | None
     kind: Kind
     shape: tuple[int | None, ...]
     ignored: int | None = None
@@ -61,10 +55,10 @@ class Output:
         """The number of classes, under a loss over classes."""
         return self.shape[-1] or 0
 
-    def labels(self, y: Nested[T]) -> T | None:
+    def labels(self, y: Batch) -> Any:
         """Its labels in y, or None where they are not at hand."""
         part = y if self.key is None else _at(y, self.key)
-        return None if keras.tree.is_nested(part) else cast("T | None", part)
+        return None if keras.tree.is_nested(part) else part
 
 
 def check(model: keras.Model, batch: Batch) -> None:
@@ -76,8 +70,7 @@ def check(model: keras.Model, batch: Batch) -> None:
             raise DataError("labels for the model's loss", "data of x alone", instead)
         return
     for output in _known(model, batch):
-        labels = output.labels(y)
-        if labels is not None:
+        if (labels := output.labels(y)) is not None:
             _check_shape(output, tuple(labels.shape))
 
 
@@ -88,12 +81,13 @@ def outputs(model: keras.Model, batch: Batch) -> list[Output]:
 
 def _known(model: keras.Model, batch: Batch) -> list[Output]:
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    compiled = model._compile_loss
-    if compiled is None or y is None or _has_own(model):
+    if (compiled := model._compile_loss) is None or y is None or _has_own(model):
         return []
     if not any(map(_kind, keras.tree.flatten(compiled._user_loss))):
         return []
-    return list(_outputs(compiled._user_loss, y, predicted(model, x), _names(model)))
+    of_sequential = isinstance(model, keras.Sequential)
+    names = [model.layers[-1].name] if of_sequential else getattr(model, "output_names", None)
+    return list(_outputs(compiled._user_loss, y, predicted(model, x), names))
 
 
 def classes(known: Sequence[Output], y: Batch) -> int | None:
@@ -114,8 +108,17 @@ def check_values(outputs: Sequence[Output], y: Nested[np.ndarray], name: str) ->
         wrong = (values < 0) | (values >= output.classes)
         if output.ignored is not None:
             wrong &= values != output.ignored
-        if wrong.any():
-            raise DataError(_said(output, values, wrong, name))
+        if not wrong.any():
+            continue
+        first, high = tuple(int(place) for place in np.argwhere(wrong)[0]), int(values.max())
+        fits = f"a model of {high + 1} outputs, or " if high >= output.classes else ""
+        low = "ignore_class=-1 in the loss if -1 stands for none, or " if values[first] == -1 else ""
+        raise DataError(
+            f"Expected labels from 0 to {output.classes - 1}, one for each output of {output.name}, received "
+            f"{values[first]:g} for example {first[0]} of the {name} data, {int(wrong.sum()):,} of {wrong.size:,} "
+            f"labels being others. Try {fits}{low}putting the labels right: numpy.unique(y, return_inverse=True)[1] "
+            f"numbers them."
+        )
 
 
 def wrong_in_step(message: str) -> str | None:
@@ -135,9 +138,6 @@ def wrong_in_step(message: str) -> str | None:
 
 def far_from_dense(labels: np.ndarray) -> str | None:
     """Returns a warning of class numbers with a gap that chance does not make; None where there is none.
-
-    Samples of many classes have gaps, but short ones: a run that is never seen is told of where it is half as long as
-    the number of classes that are.
 
     >>> far_from_dense(np.array([0, 1, 2, 1, 0])), far_from_dense(np.array([1, 2, 4]))
     (None, None)
@@ -169,20 +169,7 @@ def _examples(count: int) -> str:
     return f"{count:,} example{'' if count == 1 else 's'}"
 
 
-def _said(output: Output, values: np.ndarray, wrong: np.ndarray, name: str) -> str:
-    first = tuple(int(place) for place in np.argwhere(wrong)[0])
-    high = int(values.max())
-    fits = f"a model of {high + 1} outputs, or " if high >= output.classes else ""
-    low = "ignore_class=-1 in the loss if -1 stands for none, or " if values[first] == -1 else ""
-    return (
-        f"Expected labels from 0 to {output.classes - 1}, one for each output of {output.name}, received "
-        f"{values[first]:g} for example {first[0]} of the {name} data, {int(wrong.sum()):,} of {wrong.size:,} labels "
-        f"being others. Try {fits}{low}putting the labels right: numpy.unique(y, return_inverse=True)[1] numbers them."
-    )
-
-
 def _check_shape(output: Output, shape: Sequence[int | None]) -> None:
-    """Refuses one-hot labels under a loss that takes class numbers, and the other way round."""
     rank = len(output.shape)
     last, name, kind, classes = shape[-1] if len(shape) else None, output.name, output.kind, output.classes
     numbers = len(shape) == rank - 1 or (len(shape) == rank and last == 1)
@@ -219,36 +206,30 @@ def _of_an_example(shape: Sequence[int | None]) -> str:
     return "x".join("?" if size is None else str(size) for size in shape[1:]) or "one number"
 
 
-def _outputs(
-    loss: Nested[Loss], y: Batch, predicted: Nested[keras.KerasTensor], names: Sequence[str] | None
-) -> Iterator[Output]:
+def _outputs(loss: Any, y: Batch, predicted: Any, names: Sequence[str] | None) -> Iterator[Output]:
+    # (name, key of its labels, loss, symbol) of each output that has one of each.
+    each = list[tuple[str, Any, Any, Any]]()
     if not keras.tree.is_nested(predicted):
         (name,) = names if names is not None and len(names) == 1 else ("the model",)
         flat = keras.tree.flatten(loss)
-        if len(flat) == 1:
-            # y may be nested where its only output is named.
-            key = next(iter(y)) if isinstance(y, Mapping) else 0 if keras.tree.is_nested(y) else None
-            yield from _output(name, key, flat[0], predicted)
-        return
-    keys = list(predicted) if isinstance(predicted, Mapping) else range(len(predicted))
-    for place, key in enumerate(keys):
-        name = names[place] if names is not None and len(names) == len(keys) else str(key)
-        its_loss = _at(loss, key, name, place) if keras.tree.is_nested(loss) else loss
-        its_key = next((candidate for candidate in (key, name, place) if _at(y, candidate) is not None), None)
-        if its_key is not None and not keras.tree.is_nested(its_loss) and not keras.tree.is_nested(predicted[key]):
-            yield from _output(name, its_key, its_loss, predicted[key])
+        # y may be nested where its only output is named.
+        key = next(iter(y)) if isinstance(y, Mapping) else 0 if keras.tree.is_nested(y) else None
+        each = [(name, key, flat[0], predicted)] if len(flat) == 1 else []
+    else:
+        keys = predicted if isinstance(predicted, Mapping) else range(len(predicted))
+        for place, key in enumerate(keys):
+            name = names[place] if names is not None and len(names) == len(keys) else str(key)
+            its_loss = _at(loss, key, name, place) if keras.tree.is_nested(loss) else loss
+            its_key = next((candidate for candidate in (key, name, place) if _at(y, candidate) is not None), None)
+            if its_key is not None and not any(map(keras.tree.is_nested, (its_loss, predicted[key]))):
+                each.append((name, its_key, its_loss, predicted[key]))
+    for name, key, its_loss, symbol in each:
+        along_last = getattr(its_loss, "_fn_kwargs", {}).get("axis", -1) == -1
+        if (kind := _kind(its_loss)) and along_last and symbol.shape and symbol.shape[-1] is not None:
+            yield Output(name, key, kind, tuple(symbol.shape), getattr(its_loss, "ignore_class", None))
 
 
-def _output(name: str, key: Key | None, loss: Loss, predicted: keras.KerasTensor) -> Iterator[Output]:
-    kind = _kind(loss)
-    last_axis = getattr(loss, "_fn_kwargs", {}).get("axis", -1) == -1
-    if kind is None or not last_axis or not predicted.shape or predicted.shape[-1] is None:
-        return
-    ignored = getattr(loss, "ignore_class", None)
-    yield Output(name, key, kind, tuple(predicted.shape), ignored)
-
-
-def _kind(loss: Loss) -> Kind | None:
+def _kind(loss: Any) -> Kind | None:
     """Returns what a loss takes; None for one that is not known."""
     if isinstance(loss, str | type):
         try:
@@ -272,22 +253,14 @@ def predicted(model: keras.Model, x: Batch) -> Nested[keras.KerasTensor]:
 
 
 def _has_own(model: keras.Model) -> bool:
-    """True if the model's class decides what its loss is given."""
     names = ("compute_loss", "train_step", "test_step")
     return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)
 
 
-def _names(model: keras.Model) -> Sequence[str] | None:
-    if isinstance(model, keras.Sequential):
-        return [model.layers[-1].name]
-    return getattr(model, "output_names", None)
-
-
-def _at(structure: Nested[T], *keys: Key) -> Nested[T] | None:
-    """The part of a structure under the first of these keys that it has, or None."""
+def _at(structure: Any, *keys: str | int) -> Any:
     for key in keys:
         if isinstance(structure, Mapping) and key in structure:
-            return structure[cast("str", key)]
+            return structure[key]
         if isinstance(structure, list | tuple) and isinstance(key, int) and key < len(structure):
-            return cast("Nested[T]", structure[key])
+            return structure[key]
     return None

@@ -46,11 +46,9 @@ class ReplicaPlace:
 class BatchLayout:
     """The examples of each step: this process feeds `local` replicas, from number `first` on, of `replicas`.
 
-    `counts` holds the examples of each process where the data set's function has already taken this process's
-    shard, and the one total where every process reads everything.
-
-    `last` says what becomes of an epoch's last global batch where too few examples are left for it: it is "short",
-    "left out", or "padded" with examples that do not count. Without short ones all batches have one static shape.
+    `counts` holds the examples of each process's shard, or the one total where every process reads everything. An
+    epoch's last global batch, where too few examples are left for it, is "short", "left out", or "padded" with examples
+    that do not count. Without short ones all batches have one static shape.
     """
 
     global_batch: int
@@ -77,35 +75,22 @@ class BatchLayout:
         return self.steps_after(0)
 
     def steps_after(self, examples: int) -> int:
-        """Steps that are left in an epoch of which so many examples are trained; see `Position`.
+        """Steps left in an epoch of which so many examples are trained.
 
         >>> BatchLayout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).steps_after(3_840)
         2
         """
         if self.last == "left out":
-            return min(count // self._share for count in self._left(examples))
-        return max(-(-count // self._share) for count in self._left(examples))
+            return min(count // self.share for count in self._left(examples))
+        return max(-(-count // self.share) for count in self._left(examples))
 
     @property
     def always_fed(self) -> bool:
-        """True if every replica has examples at every step, also at the last and smallest of an epoch.
-
-        >>> BatchLayout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).always_fed
-        True
-        >>> BatchLayout(global_batch=128, replicas=2, first=0, local=2, counts=(129,)).always_fed
-        False
-        """
+        """True if every replica has examples at every step, also at the last and smallest of an epoch."""
         return self.always_fed_after(0)
 
     def always_fed_after(self, examples: int) -> bool:
-        """True if it has also in the rest of an epoch of which so many examples are trained, and in whole ones after
-        it.
-
-        The last batch of a rest is as large as that of a whole epoch, unless the global batch was another before.
-
-        >>> BatchLayout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).always_fed_after(3_871)
-        False
-        """
+        """True if it has also in the rest of an epoch that has trained so many examples, and in whole ones after."""
         return self.last != "short" or (self._fed(0) and self._fed(examples))
 
     def settled(self, position: Position) -> Position:
@@ -117,14 +102,13 @@ class BatchLayout:
         return position if self.steps_after(position.examples) else Position(position.epoch + 1)
 
     @property
-    def _share(self) -> int:
+    def share(self) -> int:
         """Examples that each shard gives to a global batch, or the one part that all read."""
         return self.global_batch // len(self.counts)
 
     def _left(self, examples: int) -> list[int]:
-        """Returns the examples that each shard still has in an epoch of which so many are trained."""
         return [max(0, count - examples // len(self.counts)) for count in self.counts]
 
     def _fed(self, examples: int) -> bool:
-        replicas, before = self.replicas // len(self.counts), (self.steps_after(examples) - 1) * self._share
-        return before < 0 or all(min(self._share, left - before) >= replicas for left in self._left(examples))
+        replicas, before = self.replicas // len(self.counts), (self.steps_after(examples) - 1) * self.share
+        return before < 0 or all(min(self.share, left - before) >= replicas for left in self._left(examples))

@@ -24,10 +24,8 @@ from pipeline.worker.variables import HELD, Variable
 # What a step may wait for a batch that is there: TensorFlow's iterator takes 0.1 to 0.4 ms to hand one over on CPU.
 HAND_OVER_SECONDS = 0.0005
 
-# What there is to tell of a training beside its losses, and its metrics as a model gives them.
+# What there is to tell of a training beside its losses.
 Facts: TypeAlias = dict[str, float | list[int]]
-
-
 # (layout of the training data, their digest, what gives all processes the first one's state) -> where training begins.
 Resume: TypeAlias = Callable[[BatchLayout, str, OnAll], Position]
 
@@ -61,9 +59,9 @@ def waited(waits: np.ndarray) -> float:
 
 
 class Totals:
-    """Adds up losses weighted by examples, so that their mean is exact over batches of different sizes.
+    """Adds up losses weighted by examples, for an exact mean over batches of different sizes.
 
-    With `by_steps` that is done with the total loss alone; each output's is a mean over steps, as in Keras.
+    With `by_steps` that is the total loss alone; each output's is a mean over steps, as in Keras.
     """
 
     def __init__(self, names: tuple[str, ...], by_steps: bool = False) -> None:
@@ -105,10 +103,7 @@ class WeightComparison:
 
     def compare(self, step: int) -> None:
         """Raises `TrainingError`, on all processes, where a replica has other weights than the first."""
-        if self._every is None:
-            return
-        self._last = step
-        of_all = self._gather(self._digests())
+        of_all, self._last = [] if self._every is None else self._gather(self._digests()), step
         for rank, digests in enumerate(of_all):
             differ = any(digest != of_all[0][0] for digest in digests)
             expected = f"the same weights on all replicas after step {step}"
@@ -128,11 +123,11 @@ NO_COMPARISON = WeightComparison(None, list, lambda digests: [list(digests)], ""
 class TrainingLoop(abc.ABC):
     """A model and its data, joined by compiled functions: some steps of training, or one validation.
 
-    Between two calls the variables of the `model` have the values of the moment. This process is the `chief` where it
-    is the first, and `alone` where there is no other.
+    Between two calls the variables of the `model` have the values of the moment.
     """
 
     model: keras.Model
+    # The first process; no other process.
     chief: bool
     alone: bool
     # How the training data are laid out over steps, as far as that is known beforehand.
@@ -149,10 +144,7 @@ class TrainingLoop(abc.ABC):
         return self.layout.steps
 
     def begin_epoch(self, examples: int) -> int:
-        """Returns the steps to come of an epoch whose steps so far have trained so many examples.
-
-        Where its data may end before, the call after the last step is empty.
-        """
+        """Returns the steps left in an epoch that has trained so many examples; an empty call ends it before."""
         return self.layout.steps_after(examples)
 
     @abc.abstractmethod
@@ -239,18 +231,25 @@ class TrainingLoop(abc.ABC):
 
     def set_state(self, state: State) -> None:
         """Goes on from what `state` gave, on other devices too. Raises `TrainingError` where it does not fit."""
+
+        def expect(fits: bool, expected: str, received: str) -> None:
+            expected = f"a checkpoint of this model, with {expected}"
+            refuse(
+                (not fits, expected, f"{received}: the model has changed since", "resume=never"), error=TrainingError
+            )
+
         for name, together in self.kept().items():
             arrays = state.group(name)
             # Those of earlier versions have none.
             if name == HELD and not arrays:
                 continue
-            _expect_fit(len(together) == len(arrays), f"{len(together)} {name} variables", f"{len(arrays)}")
+            expect(len(together) == len(arrays), f"{len(together)} {name} variables", f"{len(arrays)}")
             for shards, array in zip(together, arrays, strict=True):
                 first, several = shards[0], len(shards) > 1
                 rows = [shard.shape[0] for shard in shards] if several else []
                 shape = (sum(rows), *first.shape[1:]) if several else tuple(first.shape)
                 what = f"{getattr(first, 'path', first.name)} of shape {shape}"
-                _expect_fit(shape == array.shape, what, f"one of shape {array.shape}")
+                expect(shape == array.shape, what, f"one of shape {array.shape}")
                 parts = np.split(array, np.cumsum(rows[:-1])) if several else [array]
                 for shard, part in zip(shards, parts, strict=True):
                     self.put(shard, part)
@@ -281,7 +280,7 @@ class Engine(Protocol):
 
     # On data and model, for the result.
     notes: Notes
-    # A `pipeline.worker.data.broken.WholeData`.
+    # A `pipeline.worker.data.loading.WholeData`.
     _data: Any
 
     def join(self) -> dict[str, str]:
@@ -298,9 +297,8 @@ class Engine(Protocol):
     def build(
         self, train_counts: list[int], validation_counts: list[int], resume: Resume
     ) -> tuple[TrainingLoop, events.Built]:
-        """Makes the model and joins it to the data, of which each shard has so many examples.
-
-        `resume` takes the layout of the training data and their digest, and returns where training begins.
+        """Makes the model and joins it to the data, of which each shard has so many examples; training begins as
+        `resume` says of the layout of the training data and their digest.
         """
 
     def begin(self) -> tuple[Callable[..., Any], WeightComparison]:
@@ -320,11 +318,11 @@ class Engine(Protocol):
 
     def profile(self, command: commands.Profile) -> events.Profiling:
         """Times the input or the model alone."""
-        raise _unknown(command)
+        raise TrainingError("a command that this backend knows", type(command).__name__, "backend=tensorflow")
 
     def explain(self, command: commands.Explain) -> events.Explaining:
         """Times steps of which a part is left out, once training is over."""
-        raise _unknown(command)
+        raise TrainingError("a command that this backend knows", type(command).__name__, "backend=tensorflow")
 
     def lost_a_peer(self, error: BaseException) -> bool:
         """True for what is raised in a process whose peers have gone."""
@@ -333,20 +331,10 @@ class Engine(Protocol):
         """Raises what is broken in the data, where an error came of that."""
 
 
-def _unknown(command: object) -> TrainingError:
-    return TrainingError("a command that this backend knows", type(command).__name__, "backend=tensorflow")
-
-
-def _expect_fit(fits: bool, expected: str, received: str) -> None:
-    expected, received = f"a checkpoint of this model, with {expected}", f"{received}: the model has changed since"
-    refuse((not fits, expected, received, "resume=never"), error=TrainingError)
-
-
 def versions(*packages: str) -> dict[str, str]:
     """Returns the versions that a measurement depends on: of these packages, and of what every engine computes with."""
-    return {"python": platform.python_version()} | {
-        name: metadata.version(name) for name in (*packages, "keras", "numpy")
-    }
+    named = {name: metadata.version(name) for name in (*packages, "keras", "numpy")}
+    return {"python": platform.python_version(), **named}
 
 
 def flat(results: Mapping[str, Any]) -> dict[str, float]:
@@ -359,10 +347,10 @@ def flat(results: Mapping[str, Any]) -> dict[str, float]:
     for name, result in results.items():
         if isinstance(result, Mapping):
             numbers |= flat(result)
-            continue
-        values = np.asarray(result)
-        many = {f"{name}_{index}": float(value) for index, value in enumerate(values.flat)}
-        numbers |= many if values.ndim else {name: float(values)}
+        elif (values := np.asarray(result)).ndim:
+            numbers |= {f"{name}_{index}": float(value) for index, value in enumerate(values.flat)}
+        else:
+            numbers[name] = float(values)
     return numbers
 
 
@@ -370,9 +358,9 @@ def figures(logs: Mapping[str, float]) -> dict[str, Any]:
     """Keras's flat logs as loss, metrics, val_loss and val_metrics.
 
     >>> figures({"loss": 1.0, "accuracy": 0.5, "val_loss": 2.0})
-    {'loss': 1.0, 'metrics': {'accuracy': 0.5}, 'val_loss': 2.0, 'val_metrics': {}}
+    {'loss': 1.0, 'val_loss': 2.0, 'metrics': {'accuracy': 0.5}, 'val_metrics': {}}
     """
     own = {name: value for name, value in logs.items() if not name.startswith("val_")}
     held_out = {name[4:]: value for name, value in logs.items() if name.startswith("val_")}
-    loss, val_loss = own.pop("loss", None), held_out.pop("loss", None)
-    return {"loss": loss, "metrics": own, "val_loss": val_loss, "val_metrics": held_out}
+    losses = {"loss": own.pop("loss", None), "val_loss": held_out.pop("loss", None)}
+    return {**losses, "metrics": own, "val_metrics": held_out}

@@ -1,14 +1,11 @@
-"""One process's life: its devices, then one command of `pipeline.record.commands` after another, answered by events.
-
-A worker or parameter server of an asynchronous training serves its coordinator, and takes `Exit` alone.
-"""
+"""One process's life: its devices, then one command of `pipeline.record.commands` after another, answered by events."""
 
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -31,20 +28,22 @@ def main(
     # It does not return, because letting go of an engine's iterators and servers can take a minute.
     plan = from_json(plan_text)
     process = plan.processes[rank]
-    _reach_directly([other.address for other in plan.processes if other.address])
+    # As gRPC spells it: no proxy for the other processes, even for those of this machine, where one is set.
+    name = "no_grpc_proxy"
+    others = os.environ.get(name) or os.environ.get("no_proxy") or ""
+    hosts = dict.fromkeys(other.address.rpartition(":")[0] for other in plan.processes if other.address)
+    os.environ[name] = ",".join(filter(None, [*hosts, others]))
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     if plan.backend in ENGINES:
         # By which Keras, once it is imported, computes.
         os.environ["KERAS_BACKEND"] = plan.backend
-    engine = engine_of(plan.backend)(plan, process, emit, asked_to_leave)
-    if isinstance(engine, CommandHandler):
-        handler: CommandHandler = engine
-    else:
+    handler = engine_of(plan.backend)(plan, process, emit, asked_to_leave)
+    if not isinstance(handler, CommandHandler):
         # It imports Keras, which takes its backend from the environment.
         from pipeline.worker.process import WorkerProcess
 
-        handler = WorkerProcess(plan, process, engine, emit, asked_to_leave)
+        handler = WorkerProcess(plan, process, handler, emit, asked_to_leave)
     try:
         versions = handler.join()
         emit(events.Joined(list(process.devices), versions))
@@ -60,23 +59,12 @@ def main(
     leave(0)
 
 
-def _reach_directly(addresses: Sequence[str]) -> None:
-    """Keeps gRPC from using a proxy for the other processes, even for those of this machine, where one is set."""
-    hosts = dict.fromkeys(address.rpartition(":")[0] for address in addresses)
-    # As gRPC spells it.
-    name = "no_grpc_proxy"
-    others = os.environ.get(name) or os.environ.get("no_proxy") or ""
-    os.environ[name] = ",".join(filter(None, [*hosts, others]))
-
-
 def _sample_system(seconds: float, host: int, emit: Emit) -> None:
-    """Emits this host's load every so many seconds, from a thread of its own."""
     if seconds <= 0:
         return
     import psutil
 
     psutil.cpu_percent()
-    name = f"host{host}"
 
     def sample() -> None:
         while True:
@@ -90,6 +78,6 @@ def _sample_system(seconds: float, host: int, emit: Emit) -> None:
                 "network_transmit_gib": network.bytes_sent / 2**30,
             }
             with suppress(OSError):
-                emit(events.System(name, values))
+                emit(events.System(f"host{host}", values))
 
     threading.Thread(target=sample, daemon=True).start()

@@ -4,7 +4,8 @@ import linecache
 import os
 import re
 import sysconfig
-from collections.abc import Iterator
+import traceback
+from collections.abc import Sequence
 
 from pipeline.errors import UserError
 
@@ -13,7 +14,7 @@ NOT_ONES_OWN = (
     *(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
 )
-# The longest reason that is told; a longer one is in the log.
+# Of a reason; a longer one is in the log.
 MOST_LETTERS = 400
 STYLES = re.compile(r"\x1b\[\d*m")
 # What Keras writes above a reason that it passes on.
@@ -78,7 +79,11 @@ def reason(error: BaseException) -> str:
             quotes = len(match["quotes"] or "")
             text = text[match.end() :].strip()
             text = text[:-quotes] if quotes else text
-    lines = [line for line in BELOW.split(_above_graph(text), maxsplit=1)[0].splitlines() if line.strip()]
+    lines = text.splitlines()
+    # Those that say where in a graph it came up.
+    while lines and (IN_GRAPH.match(lines[0]) or not lines[0].strip()):
+        lines.pop(0)
+    lines = [line for line in BELOW.split("\n".join(lines), maxsplit=1)[0].splitlines() if line.strip()]
     text_of_error = " ".join(AROUND.sub("", line.strip()) for line in lines)
     if match := KIND.fullmatch(text_of_error):
         # What a function of Python raised within a graph.
@@ -87,29 +92,16 @@ def reason(error: BaseException) -> str:
             return text_of_error
     if not text_of_error and place is not None:
         text_of_error = linecache.getline(*place).strip()
+    if len(text_of_error) > MOST_LETTERS:
+        text_of_error = f"{text_of_error[:MOST_LETTERS].rpartition(' ')[0]} ..."
+    where = ""
+    if place is not None:
+        inside = place[0].startswith(os.getcwd() + os.sep)
+        where = f" ({os.path.relpath(place[0]) if inside else place[0]}:{place[1]})"
     cause = error.__cause__
     if cause is not None and type(cause).__name__ not in OF_JAX and _text(cause) and _text(cause) not in str(error):
-        return f"{kind}: {_shortened(text_of_error)}{_where(place)}, from {reason(cause)}"
-    return (f"{kind}: {_shortened(text_of_error)}" if text_of_error else kind) + _where(place)
-
-
-def _above_graph(text: str) -> str:
-    """A text without the lines that say where in a graph an error came up."""
-    lines = text.splitlines()
-    while lines and (IN_GRAPH.match(lines[0]) or not lines[0].strip()):
-        lines.pop(0)
-    return "\n".join(lines)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS].rpartition(' ')[0]} ..."
-
-
-def _where(place: tuple[str, int] | None) -> str:
-    if place is None:
-        return ""
-    inside = place[0].startswith(os.getcwd() + os.sep)
-    return f" ({os.path.relpath(place[0]) if inside else place[0]}:{place[1]})"
+        return f"{kind}: {text_of_error}{where}, from {reason(cause)}"
+    return (f"{kind}: {text_of_error}" if text_of_error else kind) + where
 
 
 def _raised(error: BaseException) -> BaseException:
@@ -121,42 +113,30 @@ def _raised(error: BaseException) -> BaseException:
 
 
 def _text(error: BaseException) -> str:
-    """The text of an error, without styles; a missing key as Python writes it."""
     return STYLES.sub("", str(getattr(error, "message", None) or error)).strip()
 
 
 def _place(error: BaseException) -> tuple[str, int] | None:
     """The file and line of a user's own code that an error came through last, or those that it came of."""
-    for one in _chain(error):
-        frames = list[tuple[str, str]]()
-        trace = one.__traceback__
-        while trace is not None:
-            frames.append((trace.tb_frame.f_code.co_filename, str(trace.tb_lineno)))
-            trace = trace.tb_next
+    one: BaseException | None = error
+    while one is not None:
+        frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(one.__traceback__)]
         # The text of a graph's error knows where the operation was made, the traceback where the graph was run.
         if place := _own(FRAME.findall(str(one))) or _own(frames):
             return place
+        one = one.__cause__ or one.__context__
     return None
 
 
-def _own(frames: list[tuple[str, str]]) -> tuple[str, int] | None:
-    """The last of frames that is in a file of a user's own."""
+def _own(frames: Sequence[tuple[str, str | int]]) -> tuple[str, int] | None:
     # XLA leaves out the first slash.
     absolute = [(file if file.startswith(("/", "<")) else f"/{file}", int(line)) for file, line in frames]
-    own = [(file, line) for file, line in absolute if is_own(file) and os.path.exists(file)]
-    return own[-1] if own else None
+    return next((one for one in reversed(absolute) if is_own(one[0]) and os.path.exists(one[0])), None)
 
 
 def is_own(file: str) -> bool:
     """True for a file that is neither Python's, nor an installed package's, nor this program's."""
     return not file.startswith(("<", *NOT_ONES_OWN)) and "__autograph_generated" not in file
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    following: BaseException | None = error
-    while following is not None:
-        yield following
-        following = following.__cause__ or following.__context__
 
 
 def own_frames(log: str, error: str) -> list[str] | None:

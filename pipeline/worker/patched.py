@@ -11,10 +11,7 @@ Value = TypeVar("Value")
 
 @contextlib.contextmanager
 def patched(owner: object, attributes: Mapping[str, object]) -> Iterator[None]:
-    """Inside, attributes of a class, a module or an object have these values; afterwards they are what they were.
-
-    An object's are set past a setter of its class, such as Keras's, which would track them. Those of a
-    `threading.local` are this thread's.
+    """Inside, attributes of a class, module, object or `threading.local` have these values, past any setter of Keras's.
 
     >>> with patched(contextlib, {"suppress": None}):
     ...     contextlib.suppress

@@ -1,20 +1,19 @@
-"""Carries out the commands of `pipeline.record.commands` in a process of a training, whichever engine trains.
-
-Without `Begin`, as in the baseline, steps train the model for nothing but time.
-"""
+"""Carries out the commands of `pipeline.record.commands` in a process of a training, whichever engine trains."""
 
 import contextlib
 import dataclasses
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from pipeline.config import targets
+from pipeline.errors import refuse
 from pipeline.plan.division import expect_batch
 from pipeline.plan.plan import Plan, Process
 from pipeline.record import commands, events
@@ -23,12 +22,12 @@ from pipeline.record.events import Beat, CoreTime, Event, EventBase, Failed
 from pipeline.record.log import stamped
 from pipeline.worker.artifacts import save
 from pipeline.worker.callbacks import check
-from pipeline.worker.checkpoint import Checkpointer, Checkpointing, OnAll, check_same_data, is_good
+from pipeline.worker.checkpoint import Checkpointer, OnAll, State
 from pipeline.worker.compiling import unscaled
 from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.loop import Call, Engine, waited
-from pipeline.worker.model_error import told
+from pipeline.worker.model_error import TrainingError, told
 from pipeline.worker.training import Diverged, Preempted, Training
 
 CALIBRATION_STEPS = 3
@@ -48,8 +47,9 @@ class WorkerProcess:
         # A process that serves others, or has left, does nothing more: some of them may still need it.
         self._active = process.rank in plan.leaders
         self._training: Training | None = None
-        self._checkpointing: Checkpointing | None = None
-        self._buffer = EventBuffer(emit)
+        self._checkpointer: Checkpointer | None = None
+        # What training has emitted while steps are timed; None while none are.
+        self._held: list[Event] | None = None
         # Once training is over, steps are made for the sake of timing alone, and what they change is put back.
         self._put_back, self._spare = contextlib.ExitStack(), False
 
@@ -67,8 +67,8 @@ class WorkerProcess:
             self._active = False
         except Exception as error:
             # What comes after a failure goes on from the checkpoint that is being written.
-            if self._checkpointing is not None:
-                self._checkpointing.checkpointer.wait()
+            if self._checkpointer is not None:
+                self._checkpointer.wait()
             self._engine.raise_cause(error)
             raise
 
@@ -87,7 +87,13 @@ class WorkerProcess:
             case commands.Check():
                 self._emit(events.Checked(self._engine.check()))
             case commands.MeasureSize():
-                self._size()
+                # An estimate is no reason to end a training.
+                try:
+                    sized = self._engine.size()
+                except Exception as error:
+                    traceback.print_exc()
+                    sized = events.Sized(error=told(error))
+                self._emit(sized)
             case commands.Profile():
                 self._emit(self._engine.profile(command))
             case commands.Begin():
@@ -127,55 +133,64 @@ class WorkerProcess:
 
         The first process reads it, and `on_all` gives it to the others. Raises `TrainingError` for one of other data.
         """
-        plan, train, state = self._plan, self._plan.training, None
+        plan, train, policy = self._plan, self._plan.training, self._plan.checkpoint
+        state: State | None = None
         shards = len(layout.counts)
         self._data = {"examples": layout.examples, "shards": shards, "digest": digest, "build": plan.data.build}
-        if plan.checkpoint.folder is None:
+        if policy.folder is None:
             return BEGINNING
-        checkpointer = Checkpointer(plan.checkpoint, self._emit)
+
+        def is_good(values: Mapping[str, Any]) -> bool:
+            loss, highest = values["loss"], train.divergence_factor * max(1.0, abs(values["first_loss"] or 0.0))
+            return bool(values["finite"]) and (loss is None or loss <= highest)
+
         if resume is not None and self._chief:
-            good = partial(is_good, plan)
-            places = [plan.checkpoint.folder, *filter(None, [plan.checkpoint.before])]
-            each = [dataclasses.replace(plan.checkpoint, folder=place) for place in places]
-            last = [Checkpointer(one, self._emit).last(good) for one in each]
+            each = [dataclasses.replace(policy, folder=place) for place in (policy.folder, policy.before) if place]
+            last = [Checkpointer(one, self._emit).last(is_good) for one in each]
             state = max(filter(None, last), key=lambda state: state.name, default=None)
         if resume is not None and len(plan.leaders) > 1:
             state = on_all(state)
-        self._checkpointing = Checkpointing(
-            checkpointer, state, self._asked_to_leave, train.divergence_factor, train.rate_scale,
-            {"data": self._data, "learning_rate": train.learning_rate}, train.checkpoint_share,
+        self._checkpointer = Checkpointer(
+            policy, self._emit, state, self._asked_to_leave, {"data": self._data, "learning_rate": train.learning_rate},
+            train.divergence_factor, train.rate_scale, train.checkpoint_share,
         )  # fmt: skip
+        values = {} if state is None else state.values
         if resume is not None and self._chief:
             if resume == "back":
-                checkpointer.drop_after(-1 if state is None else state.values["step"])
-            values = {} if state is None else state.values
+                self._checkpointer.drop_after(values.get("step", -1))
             self._emit(events.Unheard(tuple(values.get("told", ()))))
             self._emit(events.Restored(values.get("step", 0), state is not None))
         if state is None:
             return BEGINNING
-        check_same_data(state.values["data"], self._data)
-        return Position(state.values["epoch"], state.values["examples"])
-
-    def _size(self) -> None:
-        try:
-            sized = self._engine.size()
-        except Exception as error:
-            # An estimate is no reason to end a training.
-            traceback.print_exc()
-            sized = events.Sized(error=told(error))
-        self._emit(sized)
+        then, now = values["data"], self._data
+        # Otherwise another one was asked for.
+        if then["build"] == now["build"]:
+            # Other shards are told by their count alone.
+            same_digest = then["shards"] != shards or then["digest"] == digest
+            expected = f"the data that the checkpoint was trained on, {then['examples']} examples ({then['digest']})"
+            received = f"{now['examples']} ({digest}): it has changed since"
+            others = then["examples"] != now["examples"] or not same_digest
+            refuse((others, expected, received, "resume=never"), error=TrainingError)
+        return Position(values["epoch"], values["examples"])
 
     def _begin(self) -> None:
-        train, checkpointing = self._plan.training, self._checkpointing
+        train = self._plan.training
         hooks, same = self._engine.begin()
         callbacks = [targets.value(one, f"train.callbacks[{index}]") for index, one in enumerate(train.callbacks)]
         check(callbacks)
-        if checkpointing is not None and self._chief:
-            checkpointing.checkpointer.check()
+        if self._checkpointer is not None and self._chief:
+            self._checkpointer.check()
         self._training = Training(
-            self._loop, train.epochs, train.steps, callbacks, self._buffer.emit, hooks=hooks,
-            checkpointing=checkpointing, same=same,
+            self._loop, train.epochs, train.steps, callbacks, self._emit_later, hooks=hooks,
+            checkpointer=self._checkpointer, same=same,
         )  # fmt: skip
+
+    def _emit_later(self, event: Event) -> None:
+        """Emits an event, or keeps it, with its time, while steps are timed; a beat is never late."""
+        if self._held is None or isinstance(event, Beat):
+            self._emit(event)
+        else:
+            self._held.append(stamped(event, time.time()))
 
     def _calibrate(self, steps_per_call: int | None) -> events.Calibrated:
         loop, count = self._loop, steps_per_call or CALIBRATION_STEPS
@@ -189,11 +204,16 @@ class WorkerProcess:
     def _measure(self, command: commands.Measure) -> events.Measured:
         # Waits for the input and other work differ each time.
         deterministic = self._plan.training.deterministic
-        with self._buffer.held():
+        held = self._held = []
+        try:
             self._advance(command.warmup_steps, command.steps_per_call)
-            clock = CoreClock()
+            read_clock = core_clock()
             timed = self._advance(command.steps, command.steps_per_call)
-            core_time = clock.read()
+            core_time = read_clock()
+        finally:
+            self._held = None
+            for event in held:
+                self._emit(event)
         waits = [
             sum(waited(call.waits) for call in timed if call.worker == worker)
             for worker in range(self._loop.concurrent_steps)
@@ -234,63 +254,27 @@ class WorkerProcess:
         self._emit(events.Finished(digests, **(self._training.result if self._chief else {})))
 
 
-class EventBuffer:
-    """Emits events at once, or afterwards with the time when they came."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self._held: list[Event] | None = None
-
-    def emit(self, event: Event) -> None:
-        """Emits an event, or keeps it; a beat says that the process lives, and is never late."""
-        if self._held is None or isinstance(event, Beat):
-            self._emit(event)
-        else:
-            self._held.append(stamped(event, time.time()))
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Inside, events are kept; afterwards they are emitted, also where training failed."""
-        held = self._held = []
-        try:
-            yield
-        finally:
-            self._held = None
-            for event in held:
-                self._emit(event)
-
-
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-# What a core did nothing in, and what Linux counts twice: guests are in `user` and `nice` already.
+# proc(5), /proc/stat: what a core did nothing in, and what Linux counts twice: guests are in `user` and `nice` already.
 IDLE = ("idle", "iowait", "guest", "guest_nice")
 
 
-class CoreClock:
-    """Counts from when it is made. Source: proc(5), /proc/stat; time that a hypervisor took away counts as busy.
+def core_clock() -> Callable[[], CoreTime | None]:
+    """Returns what reads the seconds of all cores that this process may use, from now on; None where Linux tells not.
 
-    >>> since = CoreClock().read()
+    >>> since = core_clock()()
     >>> since is None or since.own_seconds >= 0
     True
     """
+    import psutil
 
-    def __init__(self) -> None:
-        self._machine = BOOT.read_text().strip() if BOOT.exists() else ""
-        self._cores = sorted(os.sched_getaffinity(0))
-        self._busy, self._own = self._read_busy(), time.process_time()
+    cores = sorted(os.sched_getaffinity(0))
+    if not BOOT.exists() or cores[-1] >= len(psutil.cpu_times(percpu=True)):
+        return lambda: None
 
-    def read(self) -> CoreTime | None:
-        """Seconds since then, over all cores that this process may use; None where Linux tells not."""
-        now = self._read_busy()
-        if self._busy is None or now is None:
-            return None
-        return CoreTime(self._machine, self._cores, now - self._busy, time.process_time() - self._own)
-
-    def _read_busy(self) -> float | None:
-        import psutil
-
+    def busy() -> float:
         each = psutil.cpu_times(percpu=True)
-        if max(self._cores) >= len(each) or not self._machine:
-            return None
-        return float(
-            sum(sum(each[core]) - sum(getattr(each[core], name, 0.0) for name in IDLE) for core in self._cores)
-        )
+        return float(sum(sum(each[core]) - sum(getattr(each[core], name, 0.0) for name in IDLE) for core in cores))
+
+    machine, began, own = BOOT.read_text().strip(), busy(), time.process_time()
+    return lambda: CoreTime(machine, cores, busy() - began, time.process_time() - own)

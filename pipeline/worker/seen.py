@@ -1,7 +1,6 @@
-"""Prints what a backend makes of this host, as JSON: its version, the GPUs that it computes on, and the CUDA it needs.
+"""Prints a backend's version, the GPUs it computes on, and the CUDA it needs, as JSON; what goes wrong is a traceback.
 
-`python -m pipeline.worker.seen BACKEND`: a process of its own, since one that has used its devices is theirs. Each
-backend computes something on each device; what goes wrong is a traceback.
+`python -m pipeline.worker.seen BACKEND`: a process of its own, since one that has used its devices is theirs.
 """
 
 import json
@@ -13,8 +12,7 @@ from importlib.util import find_spec
 PLUGINS = {"jax_cuda12_plugin": ("12", "9"), "jax_cuda13_plugin": ("13", "9")}
 
 
-def tensorflow() -> dict[str, object]:
-    """Returns what TensorFlow sees."""
+def _tensorflow() -> dict[str, object]:
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
@@ -27,8 +25,7 @@ def tensorflow() -> dict[str, object]:
     return {"version": tf.__version__, "gpus": names, **cuda}
 
 
-def jax() -> dict[str, object]:
-    """Returns what JAX sees."""
+def _jax() -> dict[str, object]:
     import jax
 
     devices = jax.local_devices()
@@ -42,5 +39,5 @@ def jax() -> dict[str, object]:
 
 if __name__ == "__main__":
     began = time.monotonic()
-    facts = {"tensorflow": tensorflow, "jax": jax}[sys.argv[1]]()
+    facts = {"tensorflow": _tensorflow, "jax": _jax}[sys.argv[1]]()
     print("\n" + json.dumps({"seconds": time.monotonic() - began, **facts}))

@@ -1,11 +1,8 @@
 """Memory that the processes of one host share and add through, which has no name by which another could open it.
 
-Each process copies what it adds into a slot of its own and tells the others. Each then adds up the slots in the order
-of ranks, so that all have the same sums. What is larger than a slot travels in rounds, through two buffers in turn:
-before a process writes into one again, it has heard from all that they are done with it.
-
-Processes tell each other by sockets. Whoever has received a message sees what was written before it was sent, on any
-processor; and where a process dies, the kernel closes its sockets, which ends the wait of the others.
+Each process copies what it adds into a slot of its own and tells the others by sockets; each then adds up the slots in
+the order of ranks, so that all have the same sums. What is larger than a slot travels in rounds, through two buffers in
+turn. Whoever has received a message sees what was written before; where a process dies, the kernel closes its sockets.
 """
 
 import contextlib
@@ -40,7 +37,6 @@ ALIGNED = 64
 # Added in 32 bits, and rounded once.
 NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
-
 # What a sum's message is called, whether more than two processes add a part each, and, of one that does not and takes a
 # single round, for each of the two buffers and each vector the places of all processes.
 _Layout: TypeAlias = tuple[str, bool, list[list[tuple[np.ndarray, ...]]]]
@@ -64,16 +60,23 @@ def join(number: int, on_host: range, tell_all: Callable[[str], list[str]], look
             listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             listener.bind(f"\0{name}")
             listener.listen(count)
-            file = _file(count) if number == first else -1
+            # Of no name, and all of it there.
+            file = os.memfd_create("pipeline") if number == first else -1
+            if number == first:
+                os.posix_fallocate(file, 0, 2 * count * SLOT_BYTES)
         except (OSError, AttributeError) as error:
             problem = str(error)
         names = tell_all("" if problem else name)
         try:
-            # To all of lower ranks.
+            # To all of lower ranks, which learn who this is.
             for rank in range(first, number if all(names) else first):
-                peers[rank] = _reached(names[rank], number)
+                peers[rank] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                peers[rank].connect(f"\0{names[rank]}")
+                if not _is_own(peers[rank]):
+                    raise PermissionError("it is another user's")
+                peers[rank].send(str(number).encode())
         except OSError as error:
-            problem = f"rank {first + len(peers)} is not reached: {error}"
+            problem = f"rank {rank} is not reached: {error}"
         if problems := [f"rank {rank} says: {text}" for rank, text in enumerate(tell_all(problem)) if text]:
             raise ConnectionRefusedError(problems[0])
         while len(peers) < count - 1:
@@ -90,25 +93,7 @@ def join(number: int, on_host: range, tell_all: Callable[[str], list[str]], look
     return Memory(shared, number, dict(sorted(peers.items())), looks_seconds)
 
 
-def _file(count: int) -> int:
-    """Returns memory for so many processes, all of it there, as a file without a name."""
-    file = os.memfd_create("pipeline")
-    os.posix_fallocate(file, 0, 2 * count * SLOT_BYTES)
-    return file
-
-
-def _reached(name: str, number: int) -> socket.socket:
-    """Returns a socket to the process that listens by that name, which learns by it who this one is."""
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    peer.connect(f"\0{name}")
-    if not _is_own(peer):
-        raise PermissionError("it is another user's")
-    peer.send(str(number).encode())
-    return peer
-
-
 def _is_own(peer: socket.socket) -> bool:
-    """True if the other end is a process of this user, as the kernel says."""
     _, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return bool(user == os.getuid())
 
@@ -153,10 +138,21 @@ class Memory:
             for start, end, slots in self._windows(_size(arrays)):
                 self._write(slots, arrays, start, end)
                 self._meet(description)
-                if in_parts:
-                    self._add_in_parts(slots, sums, start, end, description)
-                else:
+                if not in_parts:
                     _add(slots, sums, start, end)
+                    continue
+                # Adds this process's part, has the others copy it, and copies theirs.
+                size, count = end - start, self._count
+                edges = [start + size * rank // count // ALIGNED * ALIGNED for rank in range(count)]
+                bounds = list(itertools.pairwise([*edges, end]))
+                first, last = bounds[self._rank]
+                own = slots[:, first - start : last - start]
+                _add(own, sums, first, last)
+                self._write(own, sums, first, last)
+                self._meet(description)
+                for rank, (first, last) in enumerate(bounds):
+                    for place, piece in _pieces(sums, first, last) if rank != self._rank else ():
+                        piece[:] = slots[rank, first - start : last - start][place].view(piece.dtype)
 
     def _layout(self, arrays: Sequence[np.ndarray]) -> _Layout:
         description = "sums of " + ", ".join(f"{array.dtype}[{array.size}]" for array in arrays)
@@ -174,9 +170,8 @@ class Memory:
         # [process, array]
         rows = np.array([struct.unpack(f"{len(arrays)}q", of_one) for of_one in counts])
         ends = np.cumsum(rows, axis=0)
-        of_all = [
-            aligned((int(end), *array.shape[1:]), array.dtype) for end, array in zip(ends[-1], arrays, strict=True)
-        ]
+        pairs = zip(ends[-1].tolist(), arrays, strict=True)
+        of_all = [aligned((end, *array.shape[1:]), array.dtype) for end, array in pairs]
         parts = [
             [whole[end - count : end] for whole, end, count in zip(of_all, ends[rank], rows[rank], strict=True)]
             for rank in range(self._count)
@@ -200,22 +195,6 @@ class Memory:
         for place, piece in _pieces(arrays, start, end):
             slots[self._rank, place].view(piece.dtype)[:] = piece
 
-    def _add_in_parts(
-        self, slots: np.ndarray, sums: Sequence[np.ndarray], start: int, end: int, description: str
-    ) -> None:
-        """Adds this process's part, has the others copy it, and copies theirs."""
-        edges = [start + (end - start) * rank // self._count // ALIGNED * ALIGNED for rank in range(self._count)]
-        parts = list(itertools.pairwise([*edges, end]))
-        first, last = parts[self._rank]
-        own = slots[:, first - start : last - start]
-        _add(own, sums, first, last)
-        self._write(own, sums, first, last)
-        self._meet(description)
-        for rank, (first, last) in enumerate(parts):
-            if rank != self._rank:
-                for place, piece in _pieces(sums, first, last):
-                    piece[:] = slots[rank, first - start : last - start][place].view(piece.dtype)
-
     def _meet(self, description: str, own: bytes = b"") -> list[bytes]:
         """Waits for all processes to do the same; returns what they bring, by their ranks. Raises `PeerLostError`."""
         self._met += 1
@@ -229,13 +208,13 @@ class Memory:
                 if heard == message:
                     brought[rank] = own
                     continue
+                if not heard:
+                    raise PeerLostError(f"rank {rank} has gone")
                 head_there, _, brought[rank] = heard.partition(END)
-                if heard and head_there != head.encode():
+                if head_there != head.encode():
                     expected = "processes that add the same in the same order"
                     received = f"{head} on rank {self._number}, and {head_there.decode()} on rank {rank}"
                     raise TrainingError(expected, received, "strategy.collective=tensorflow")
-                if not heard:
-                    raise PeerLostError(f"rank {rank} has gone")
         except OSError as error:
             raise PeerLostError(f"a process of this host has gone ({error})") from error
         return [brought[rank] for rank in sorted(brought)]
@@ -260,15 +239,11 @@ def _pieces(arrays: Sequence[np.ndarray], start: int, end: int) -> Iterator[tupl
             width = array.itemsize
             piece = array.reshape(-1)[(first - offset) // width : (last - offset) // width]
             yield slice(first - start, last - start), piece
-        offset += _padded(array)
+        offset += -(-array.nbytes // ALIGNED) * ALIGNED
 
 
 def _size(arrays: Sequence[np.ndarray]) -> int:
-    return sum(map(_padded, arrays))
-
-
-def _padded(array: np.ndarray) -> int:
-    return -(-array.nbytes // ALIGNED) * ALIGNED
+    return sum(-(-array.nbytes // ALIGNED) * ALIGNED for array in arrays)
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

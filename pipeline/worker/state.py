@@ -50,9 +50,7 @@ def put_back_random_state(values: Mapping[str, Any]) -> None:
 def of_callbacks(
     callbacks: Sequence[keras.callbacks.Callback], others: Sequence[object]
 ) -> tuple[list[tuple[str, dict[str, Plain]]], dict[str, np.ndarray]]:
-    """(class and plain values of each callback, arrays of all): what they remember in attributes that are numbers,
-    words, arrays, or made of them, and in variables that they hold beside those that `others` do.
-    """
+    """(class and plain values of each callback, arrays of all): attributes, and variables that no `others` hold."""
     states, arrays = list[tuple[str, dict[str, Plain]]](), dict[str, np.ndarray]()
     for number, callback in enumerate(callbacks):
         values: dict[str, Plain] = {_MONITORS: getattr(callback, "monitor_op", None) is not None}

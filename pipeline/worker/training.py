@@ -1,7 +1,6 @@
 """A training under way: epochs of compiled calls, validation, callbacks, and what to tell of them."""
 
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from pipeline.errors import refuse
 from pipeline.record.events import Beat, Epoch, Event, Left, Steps
 from pipeline.record.log import from_plain, stamped, to_plain
 from pipeline.worker.callbacks import Callbacks
-from pipeline.worker.checkpoint import Checkpointing, State, grouped
+from pipeline.worker.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.engine import Emit
 from pipeline.worker.loop import NO_COMPARISON, Call, TrainingLoop, WeightComparison, figures
 from pipeline.worker.model_error import TrainingError
@@ -46,15 +45,12 @@ class Training:
         clock: Callable[[], float] = time.perf_counter,
         hooks: Callable[..., Callbacks] = Callbacks,
         must_be_finite: bool = True,
-        checkpointing: Checkpointing | None = None,
+        checkpointer: Checkpointer | None = None,
         same: WeightComparison = NO_COMPARISON,
     ) -> None:
-        """Trains for `epochs`, or up to `last_step`, telling of `steps` after each call and of each `epoch`.
-
-        `hooks` makes what runs the callbacks. Where the loss `must_be_finite`, training ends with an error if not.
-        """
+        """Trains for `epochs`, or up to `last_step`; `hooks` makes what runs the callbacks."""
         self._loop, self._emit, self._clock = loop, emit, clock
-        self._must_be_finite, self._checkpointing, self._same = must_be_finite, checkpointing, same
+        self._must_be_finite, self._checkpointer, self._same = must_be_finite, checkpointer, same
         self._last_step = last_step
         self._epochs = 1 if epochs is None else epochs
         if last_step is not None:
@@ -74,16 +70,12 @@ class Training:
         # What has been agreed on: to write a checkpoint as soon as no step is under way, and then to leave.
         self._saving = self._leaving = False
         self._saved_at, self._saved_when = 0, clock()
-        self._best = None if checkpointing is None or not loop.chief else checkpointing.checkpointer.best()
         self._calls = self._run()
         # epochs, loss, metrics, val_loss and val_metrics as they were after the last epoch.
         self.result: dict[str, Any] = {}
 
     def advance(self, steps: int | None, steps_per_call: int) -> Iterator[Call]:
-        """Trains at least `steps` steps in whole calls, or to the end where there are fewer or `steps` is None.
-
-        Raises `Preempted` where it was asked to leave, and has written a checkpoint.
-        """
+        """Trains at least `steps` in whole calls, None: to the end; `Preempted` where it left, with a checkpoint."""
         self._wanted, self._steps_per_call = steps, steps_per_call
         self._resumed = self._clock()
         while (self._wanted is None or self._wanted > 0) and (call := next(self._calls, None)):
@@ -99,7 +91,7 @@ class Training:
             pass
 
     def _run(self) -> Iterator[Call]:
-        loop = self._loop
+        loop, clock = self._loop, self._clock
         self._hooks = hooks = self._make_hooks(self._callbacks, loop, self._epochs, loop.steps_per_epoch)
         hooks.call("on_train_begin")
         self._epoch = first = hooks.first_epoch
@@ -107,8 +99,9 @@ class Training:
         self._restore()
         self._same.compare(self._done)
         logs: dict[str, float] = {}
-        while not self._is_over(first):
-            began = self._active()
+        # An epoch that a checkpoint was written in goes on. As in Keras, what is stopped before a first step makes one.
+        while self._in_epoch or not (self._is_complete() or (loop.model.stop_training and self._epoch > first)):
+            began = self._seconds + clock() - self._resumed
             if not self._in_epoch:
                 hooks.call("on_epoch_begin", self._epoch)
             logs = yield from self._train_epoch()
@@ -116,36 +109,29 @@ class Training:
             self._epoch, self._in_epoch, self._examples = self._epoch + 1, 0, 0
             self.result = {"epochs": self._epoch, **figures(logs), **loop.facts()}
             if loop.chief:
-                self._emit_and_keep(Epoch(self._epoch, self._done, seconds=self._active() - began, **figures(logs)))
+                seconds = self._seconds + clock() - self._resumed - began
+                self._emit_and_keep(Epoch(self._epoch, self._done, seconds=seconds, **figures(logs)))
             hooks.call("on_epoch_end", self._epoch - 1, logs)
             self._after_epoch(logs)
         for optimizer in filter(lambda one: one.built, loop.optimizers):
             optimizer.finalize_variable_values(optimizer._trainable_variables)
         self._same.compare(self._done)
         hooks.call("on_train_end", logs)
-        self.result = self.result | self._ending()
-        if self._checkpointing is not None:
-            self._checkpointing.checkpointer.wait()
+        if loop.model.stop_training and (self._cut or not self._is_complete()):
+            self.result = self.result | {"stopped_by": hooks.watched.stopped_by, "stopped_at": self._done}
+        # The last of them puts the weights of its best epoch back.
+        stopping = [one for one in hooks.own if isinstance(one, keras.callbacks.EarlyStopping) and one.best_weights]
+        if stopping and stopping[-1].best_epoch + 1 != self._epoch:
+            self.result = self.result | {"restored_epoch": stopping[-1].best_epoch + 1}
+        if self._checkpointer is not None:
+            self._checkpointer.wait()
 
     def _is_complete(self) -> bool:
         return self._epoch >= self._epochs if self._last_step is None else self._done >= self._last_step
 
-    def _is_over(self, first: int) -> bool:
-        # An epoch that a checkpoint was written in goes on. As in Keras, what is stopped before a first step makes one.
-        stopped = self._loop.model.stop_training and self._epoch > first
-        return not self._in_epoch and (self._is_complete() or stopped)
-
-    def _ending(self) -> dict[str, Any]:
-        """Returns what ended training before its planned end, and which epoch's weights were put back."""
-        hooks, ending = self._hooks, dict[str, Any]()
-        if self._loop.model.stop_training and (self._cut or not self._is_complete()):
-            ending |= {"stopped_by": hooks.watched.stopped_by, "stopped_at": self._done}
-        if hooks.restored_epoch not in (None, self._epoch):
-            ending["restored_epoch"] = hooks.restored_epoch
-        return ending
-
     def _train_epoch(self) -> Generator[Call, None, dict[str, float]]:
         loop, hooks = self._loop, self._hooks
+        every = None if self._checkpointer is None else self._checkpointer.kept.every_steps
         if self._in_epoch:
             # It goes on where a checkpoint was written.
             logs = self._totals.means() | loop.metrics()
@@ -165,7 +151,8 @@ class Training:
                 self._cut = self._done < until
                 return logs
             hooks.call("on_train_batch_begin", self._in_epoch)
-            left = min(until - self._done, self._until_checkpoint()) if going and not self._saving else 0
+            left = until - self._done if going and not self._saving else 0
+            left = left if every is None else min(left, every - self._done % every)
             left = min(left, 1) if loop.model.stop_training else left
             wanted = left if self._wanted is None else min(self._wanted, left)
             call = loop.call(min(self._steps_per_call, left), wanted)
@@ -193,65 +180,55 @@ class Training:
                 self._emit(Beat(step=self._done))
             hooks.call("on_train_batch_end", self._in_epoch - 1, logs)
             self._same.after(self._done)
-            if self._checkpointing is not None:
+            if self._checkpointer is not None:
                 self._examples += call.steps * loop.layout.global_batch
                 self._agree()
             yield call
 
     def _validate(self) -> dict[str, float]:
-        """Loss and metrics over the validation data, between the hooks of callbacks that are around one."""
-        if not self._loop.validates:
-            return self._evaluate()
-        self._hooks.call("on_test_begin")
-        logs = self._evaluate()
-        self._hooks.call("on_test_end", logs)
-        return logs
-
-    def _evaluate(self) -> dict[str, float]:
-        """The same. Who is asked to leave meanwhile leaves as if it had not begun."""
-        if self._checkpointing is None:
-            return self._loop.evaluate(self._steps_per_call, self._emit)
-        metrics = self._of_metrics()
+        """Loss and metrics over the validation data; who is asked to leave meanwhile leaves as if it had not begun."""
+        loop = self._loop
+        if loop.validates:
+            self._hooks.call("on_test_begin")
+        metrics = {} if self._checkpointer is None else self._of_metrics()
 
         def emit(event: Event) -> None:
             self._emit(event)
-            self._agree()
-            if self._leaving:
-                self._checkpoint(metrics)
+            if self._checkpointer is not None:
+                self._agree()
+                if self._leaving:
+                    self._checkpoint(metrics)
 
-        return self._loop.evaluate(self._steps_per_call, emit)
+        logs = loop.evaluate(self._steps_per_call, emit)
+        if loop.validates:
+            self._hooks.call("on_test_end", logs)
+        return logs
 
     def _after_epoch(self, logs: Mapping[str, float]) -> None:
         """Writes the checkpoints that come after an epoch: every so many, and where it is the best so far."""
-        if self._checkpointing is None:
+        if (checkpointer := self._checkpointer) is None:
             return
-        policy = self._checkpointing.checkpointer.kept
-        best = False
+        policy, best = checkpointer.kept, dict[str, float]()
         if policy.best is not None and self._loop.chief:
             expected, instead = f"one of {', '.join(logs)}", f"checkpoint.keep_best={next(iter(logs), 'loss')}"
             wrong = policy.best not in logs
             refuse((wrong, f"checkpoint.keep_best to be {expected}", policy.best, instead), error=TrainingError)
-            best = self._checkpointing.checkpointer.is_better(logs[policy.best], self._best)
-            self._best = logs[policy.best] if best else self._best
+            best = {policy.best: logs[policy.best]} if checkpointer.is_best(logs[policy.best]) else {}
         due = policy.every_epochs is not None and self._epoch % policy.every_epochs == 0
         # While steps are timed nothing else is done beside them.
-        if (share := self._checkpointing.share) is not None and self._wanted is None and self._loop.chief:
+        if checkpointer.share is not None and self._wanted is None and self._loop.chief:
             size = state_bytes(self._loop.model, self._loop.optimizers)
-            due = self._checkpointing.checkpointer.expected_seconds(size) < share * (self._clock() - self._saved_when)
+            due = checkpointer.expected_seconds(size) < checkpointer.share * (self._clock() - self._saved_when)
         # What other processes do not know is the first one's alone, and so is writing between two epochs.
         if due or best or self._saving:
-            self._checkpoint({}, {policy.best: logs[policy.best]} if best and policy.best else None)
-
-    def _until_checkpoint(self) -> int:
-        every = None if self._checkpointing is None else self._checkpointing.checkpointer.kept.every_steps
-        return sys.maxsize if every is None else every - self._done % every
+            self._checkpoint({}, best or None)
 
     def _agree(self) -> None:
         """Shares what one process knows with all: that it is time for a checkpoint, or that it must leave."""
-        assert self._checkpointing is not None
-        policy, loop = self._checkpointing.checkpointer.kept, self._loop
+        assert self._checkpointer is not None
+        policy, loop = self._checkpointer.kept, self._loop
         by_time = policy.every_minutes is not None and self._clock() - self._saved_when >= 60 * policy.every_minutes
-        requests = [float(by_time and loop.chief), float(self._checkpointing.leave())]
+        requests = [float(by_time and loop.chief), float(self._checkpointer.leave())]
         if not loop.alone:
             requests = loop.added(requests)
         by_steps = (
@@ -263,17 +240,17 @@ class Training:
     def _checkpoint(
         self, metrics: Mapping[str, np.ndarray] | None = None, best: Mapping[str, float] | None = None
     ) -> None:
-        """Writes a checkpoint of this moment in the first process; raises `Preempted` where all are to leave.
+        """Writes a checkpoint in the first process; raises `Preempted` where all are to leave.
 
         `metrics` are those of the epoch where the model's own are others by now; empty between two epochs.
         """
-        assert self._checkpointing is not None
+        assert self._checkpointer is not None
         self._saving, self._saved_at, self._saved_when = False, self._done, self._clock()
         arrays = self._of_metrics() if metrics is None else metrics
         if self._loop.chief:
             state = self._state(arrays, best)
             gathered = self._clock() - self._saved_when
-            written = self._checkpointing.checkpointer.write(state, wait=self._leaving, gathered=gathered)
+            written = self._checkpointer.write(state, wait=self._leaving, gathered=gathered)
             if self._leaving:
                 self._emit(Left(self._done, written))
         elif self._leaving:
@@ -282,11 +259,11 @@ class Training:
             raise Preempted
 
     def _state(self, metrics: Mapping[str, np.ndarray], best: Mapping[str, float] | None) -> State:
-        assert self._checkpointing is not None
+        assert self._checkpointer is not None
         loop = self._loop
         callbacks, arrays = of_callbacks(self._hooks.own, self._others())
         values = {
-            **self._checkpointing.about,
+            **self._checkpointer.about,
             "time": time.time(),
             "step": self._done,
             "epoch": self._epoch,
@@ -299,7 +276,7 @@ class Training:
             "stop_training": bool(loop.model.stop_training),
             "stopped_by": self._hooks.watched.stopped_by,
             "cut": self._cut,
-            "rate_scale": self._checkpointing.rate_scale,
+            "rate_scale": self._checkpointer.rate_scale,
             "callbacks": callbacks,
             "chance": of_random_state(),
             "told": [to_plain(event) for event in self._recent],
@@ -308,7 +285,6 @@ class Training:
         return State(values | state.values, arrays | state.arrays | dict(metrics))
 
     def _others(self) -> list[object]:
-        """Returns what callbacks may refer to and is not theirs."""
         model = self._loop.model
         return [model, *model.metrics_variables, *self._loop.variables()]
 
@@ -317,12 +293,11 @@ class Training:
         self._emit(event)
 
     def _of_metrics(self) -> dict[str, np.ndarray]:
-        """The metrics of the epoch under way; all processes take part."""
         return grouped("metrics", self._loop.metrics_state()) | grouped("totals", self._totals.state())
 
     def _restore(self) -> None:
-        state = None if self._checkpointing is None else self._checkpointing.state
-        if state is None or self._checkpointing is None:
+        checkpointer = self._checkpointer
+        if checkpointer is None or (state := checkpointer.state) is None:
             return
         loop, values = self._loop, state.values
         rates = [optimizer._learning_rate for optimizer in loop.optimizers]
@@ -330,10 +305,10 @@ class Training:
         learning_rates = [float(keras.ops.convert_to_numpy(rate)) for rate in fixed]
         loop.set_state(state)
         for rate, value in zip(fixed, learning_rates, strict=True):
-            if values["learning_rate"] != self._checkpointing.about["learning_rate"]:
+            if values["learning_rate"] != checkpointer.about["learning_rate"]:
                 rate.assign(value)
-            elif values["rate_scale"] != self._checkpointing.rate_scale:
-                rate.assign(rate * (self._checkpointing.rate_scale / values["rate_scale"]))
+            elif values["rate_scale"] != checkpointer.rate_scale:
+                rate.assign(rate * (checkpointer.rate_scale / values["rate_scale"]))
         self._done = self._saved_at = values["step"]
         self._epoch, self._in_epoch, self._examples = values["epoch"], values["in_epoch"], values["examples"]
         self._loss, self._first_loss = values["loss"], values["first_loss"]
@@ -351,17 +326,16 @@ class Training:
         self._cut = values.get("cut", False)
 
     def _check(self, losses: np.ndarray) -> None:
-        """Refuses losses that are no numbers, and those that are far above the first one."""
         if not self._must_be_finite:
             return
         self._first_loss = float(losses[0]) if self._first_loss is None else self._first_loss
-        factor = None if self._checkpointing is None else self._checkpointing.divergence_factor
-        limit = math.inf if factor is None else factor * max(1.0, abs(self._first_loss))
+        factor = math.inf if self._checkpointer is None else self._checkpointer.divergence_factor
+        limit = factor * max(1.0, abs(self._first_loss))
         bad = np.flatnonzero(~np.isfinite(losses) | (losses > limit))
         if bad.size:
             # The first that fails has all others killed.
-            if self._checkpointing is not None:
-                self._checkpointing.checkpointer.wait()
+            if self._checkpointer is not None:
+                self._checkpointer.wait()
                 if not self._loop.alone:
                     self._loop.added([0.0])
             value, step = losses[bad[0]], self._done + int(bad[0]) + 1
@@ -369,6 +343,3 @@ class Training:
             rates = "a smaller train.learning_rate, train.on_divergence=rollback"
             raise Diverged(expected, f"{value:g} at step {step}", f"{rates}, or look for bad values in the data")
         self._loss = float(losses[-1])
-
-    def _active(self) -> float:
-        return self._seconds + self._clock() - self._resumed

@@ -1,8 +1,7 @@
 """The variables of a training: those that a built model and its optimizers list, and those that nothing lists.
 
-A loss, a metric, a regularizer, an object of a user's own or a function may hold variables, which a step reads and a
-callback changes, and numbers, which are constants of the step once it is traced. They are found where Python finds
-them: in attributes, in lists and dictionaries, in what a function closes over and what its code names of its module.
+Losses, metrics, objects of a user's own and functions may hold variables, and numbers, which are constants of a step
+once it is traced. They are found in attributes, lists, dictionaries, closures, and modules that code names.
 """
 
 import itertools
@@ -46,26 +45,28 @@ def listed(
     cut: Mapping[str, tuple[int, ...]] | None = None,
 ) -> tuple[tuple[size.Variable, ...], int]:
     """Returns (variables of a built model, other bytes of its optimizers); `cut` has parts of variables, by path."""
-    embeddings = [
-        layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding) and layer.built
-    ]
-    tables = {id(variable): layer for layer in embeddings for variable in layer.weights}
+    layers = [one for one in model._flatten_layers() if isinstance(one, keras.layers.Embedding) and one.built]
+    tables = {
+        id(variable): (_rows_per_example(layer), _why_whole(layer)) for layer in layers for variable in layer.weights
+    }
     slots = {owner: sum(map(bytes_of, own)) for owner, own in slots_of(optimizers).items()}
-    variables = tuple(
-        size.Variable(
-            path=variable.path,
-            shape=tuple(variable.shape),
-            dtype=keras.backend.standardize_dtype(variable.dtype),
-            trainable=bool(variable.trainable),
-            slot_bytes=slots.get(id(variable), 0),
-            rows_per_example=_rows_per_example(tables.get(id(variable))),
-            whole=_why_whole(tables.get(id(variable))),
-            cut=(cut or {}).get(variable.path, ()),
+    variables = []
+    for variable in model.variables:
+        rows, whole = tables.get(id(variable), (None, size.ONLY_TABLES))
+        variables.append(
+            size.Variable(
+                path=variable.path,
+                shape=tuple(variable.shape),
+                dtype=keras.backend.standardize_dtype(variable.dtype),
+                trainable=bool(variable.trainable),
+                slot_bytes=slots.get(id(variable), 0),
+                rows_per_example=rows,
+                whole=whole,
+                cut=(cut or {}).get(variable.path, ()),
+            )
         )
-        for variable in model.variables
-    )
     apart = sum(bytes_of(one) for optimizer in optimizers for one in optimizer.variables) - sum(slots.values())
-    return variables, apart
+    return tuple(variables), apart
 
 
 def slots_of(optimizers: Sequence[keras.optimizers.Optimizer]) -> dict[int, list[keras.Variable]]:
@@ -95,25 +96,21 @@ def bytes_of(variable: keras.Variable) -> int:
     return int(math.prod(variable.shape)) * size.bytes_each(keras.backend.standardize_dtype(variable.dtype))
 
 
-def _rows_per_example(layer: keras.layers.Layer | None) -> int | None:
+def _rows_per_example(layer: keras.layers.Layer) -> int | None:
     """Rows of an embedding's table that an example looks up, over all places where the model calls the layer."""
     # None where a step reads or changes the whole table, as it does for a regularizer or in a layer of another kind.
-    if layer is None or not is_plain(layer) or layer.embeddings_regularizer is not None:
+    if not is_plain(layer) or layer.embeddings_regularizer is not None:
         return None
     called = [tensor.shape for node in layer._inbound_nodes for tensor in node.input_tensors]
     shapes = called or [(layer.get_build_config() or {}).get("input_shape") or (None,)]
     return sum(math.prod(length or 1 for length in shape[1:]) for shape in shapes)
 
 
-def _why_whole(layer: keras.layers.Layer | None) -> str | None:
-    if layer is None:
-        return size.ONLY_TABLES
+def _why_whole(layer: keras.layers.Layer) -> str | None:
     if not is_plain(layer):
         return "its layer is not a plain Embedding"
-    for name in ("embeddings_constraint", "embeddings_regularizer"):
-        if getattr(layer, name) is not None:
-            return f"its layer has an {name}, which needs the whole of it"
-    return None
+    named = [name for name in ("embeddings_constraint", "embeddings_regularizer") if getattr(layer, name) is not None]
+    return f"its layer has an {named[0]}, which needs the whole of it" if named else None
 
 
 def is_plain(layer: keras.layers.Layer) -> bool:
@@ -164,9 +161,7 @@ class Reference(NamedTuple):
 
 
 def held(roots: Iterable[object], known: Iterable[object]) -> list[Variable]:
-    """The variables that can be reached from `roots`, without what is `known` and what that alone reaches.
-
-    They are in the same order in every process that has made the same objects.
+    """The variables reached from `roots` but not only by way of `known`; in one order wherever these are made alike.
 
     >>> class Blend(keras.losses.Loss):
     ...     def __init__(self):
@@ -179,9 +174,7 @@ def held(roots: Iterable[object], known: Iterable[object]) -> list[Variable]:
 
 
 def plain_values(roots: Sequence[object]) -> dict[str, Reference]:
-    """The places of numbers, words and truth values that can be reached from `roots`, by names.
-
-    They have the same names in every process that has made the same objects.
+    """The places of numbers, words and truth values that can be reached from `roots`, by names alike in all processes.
 
     >>> from types import SimpleNamespace
     >>> list(plain_values([SimpleNamespace(rate=0.5, inner=SimpleNamespace(on=True))]))
@@ -247,13 +240,13 @@ def _inside(thing: Any) -> Iterator[Reference]:
     elif isinstance(thing, CellType):
         yield Reference(thing, "cell_contents")
     elif isinstance(thing, type):
-        yield from () if _is_passed_over(thing) else (Reference(thing, name) for name in list(vars(thing)))
+        yield from () if _root(thing) in PASSED_OVER else (Reference(thing, name) for name in list(vars(thing)))
     elif not isinstance(thing, ModuleType):
         yield from _of_object(thing)
 
 
 def _of_object(thing: Any) -> Iterator[Reference]:
-    kinds = [kind for kind in type(thing).__mro__ if not _is_passed_over(kind)]
+    kinds = [kind for kind in type(thing).__mro__ if _root(kind) not in PASSED_OVER]
     if not kinds:
         yield from (Reference(thing, name) for name in WRAPPED if hasattr(type(thing), name))
     if not kinds and not isinstance(thing, SimpleNamespace):
@@ -262,14 +255,14 @@ def _of_object(thing: Any) -> Iterator[Reference]:
     for kind in kinds:
         slots = vars(kind).get("__slots__", ())
         yield from (Reference(thing, name) for name in ((slots,) if isinstance(slots, str) else slots))
-        if not _is_of_keras(kind):
+        if _root(kind) != "keras":
             yield Reference({kind.__name__: kind}, kind.__name__)
 
 
 def _of_function(function: FunctionType) -> Iterator[Reference]:
     """Yields what a function closes over, its defaults, and what its code names of its module and of others."""
     yield from (Reference(function, name) for name in list(vars(function)))
-    if _is_passed_over(function) or _is_of_keras(function):
+    if _root(function) in PASSED_OVER | {"keras"}:
         return
     yield from (Reference(function, name) for name in ("__closure__", "__defaults__", "__kwdefaults__"))
     names = list(dict.fromkeys(_names(function.__code__)))
@@ -287,14 +280,6 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
-
-
-def _is_passed_over(thing: type | FunctionType) -> bool:
-    return _root(thing) in PASSED_OVER
-
-
-def _is_of_keras(thing: type | FunctionType) -> bool:
-    return _root(thing) == "keras"
 
 
 def _root(thing: type | FunctionType) -> str:

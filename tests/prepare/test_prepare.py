@@ -30,7 +30,7 @@ from pipeline.errors import UserError
 from pipeline.launch import LaunchError
 from pipeline.prepare import cluster, filling, sources, values, work
 from pipeline.prepare.folder import Folder, FolderState
-from pipeline.worker.data import array_parts, conversion
+from pipeline.worker.data import conversion, loading
 
 OWN_SOURCE = "data.build._target_=sources."
 
@@ -529,7 +529,7 @@ def test_help_names_the_sources_and_says_what_each_key_is(capsys):
 def test_parts_in_a_dictionary_are_refused_with_their_names() -> None:
     part = np.zeros((4, 2)), np.zeros(4)
     with pytest.raises(DataError, match=r"received a dict of train, test\. Try return parts\['train'\]"):
-        array_parts.both({"train": part, "test": part})
+        loading.both({"train": part, "test": part})
 
 
 def test_lists_of_numbers_are_prepared_as_arrays_and_tuples_as_inputs() -> None:

@@ -17,10 +17,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline.models import cnn, mlp, transformer
 from pipeline.worker.artifacts import save
-from pipeline.worker.jax import build, compiled, layouts, reader
+from pipeline.worker.jax import build, compiled
+from pipeline.worker.jax import data as reading
 from pipeline.worker.jax.data import DeviceData
 from pipeline.worker.jax.devices import BATCH as OVER
-from pipeline.worker.jax.devices import MODEL, seed_all
+from pipeline.worker.jax.devices import MODEL, derived_layout, seed_all, written_layout
 from pipeline.worker.jax.loop import JaxLoop
 from pipeline.worker.layout import BatchLayout
 
@@ -33,15 +34,9 @@ BATCH, CALLS = 16, (32, 18)
 MORE = 20
 BACKENDS, EXCHANGED = ("tensorflow", "jax"), ("mlp", "normalized", "cnn", "called", "transformer")
 MESHES = {
-    "one": (1, 1),
-    "dropped": (1, 1),
-    "stepped": (1, 1),
-    "looped": (1, 1),
-    "mirrored": (2, 1),
-    "mirrored 4": (4, 1),
-    "model": (1, 2),
-    "both": (2, 2),
-}
+    **dict.fromkeys(("one", "dropped", "stepped", "looped"), (1, 1)),
+    "mirrored": (2, 1), "mirrored 4": (4, 1), "model": (1, 2), "both": (2, 2),
+}  # fmt: skip
 
 
 def examples(name):
@@ -81,17 +76,9 @@ def made(name, dropout=0.0):
 def convolutional(input_shape, num_classes, dropout=0.5):
     """A small network with batch normalization and dropout."""
     layers = keras.layers
-    return keras.Sequential(
-        [
-            keras.Input(input_shape),
-            layers.Conv2D(16, 3),
-            layers.BatchNormalization(),
-            layers.Flatten(),
-            layers.Dense(32, activation="relu"),
-            layers.Dropout(dropout, seed=3),
-            layers.Dense(num_classes, activation="softmax"),
-        ]
-    )
+    inner = [layers.Conv2D(16, 3), layers.BatchNormalization(), layers.Flatten(), layers.Dense(32, activation="relu")]
+    last = layers.Dense(num_classes, activation="softmax")
+    return keras.Sequential([keras.Input(input_shape), *inner, layers.Dropout(dropout, seed=3), last])
 
 
 @keras.saving.register_keras_serializable("on_jax")
@@ -141,7 +128,7 @@ def loop_over(make, arrays, shape, validates=False, change=lambda model: None, a
     change(model)
     build._expect_loss(model, arrays)
     layout = BatchLayout(BATCH, replicas, 0, replicas, (len(arrays[1]),))
-    cut = layouts.derived(model, parts) if parts > 1 else {}
+    cut = derived_layout(model, parts) if parts > 1 else {}
     train, validation = (DeviceData(arrays, layout, shuffle, 5) for shuffle in (True, False))
     return JaxLoop(model, mesh, train, validation if validates else None, cut=cut, alike=alike)
 
@@ -187,7 +174,7 @@ def refused(model, mesh):
         {model.trainable_variables[0].path: ["model"]},
     ):
         try:
-            layouts.written(model, patterns, mesh)
+            written_layout(model, patterns, mesh)
         except (RuntimeError, ValueError) as error:
             said.append(str(error))
     grouped, x = in_groups(), examples("cnn")[0]
@@ -216,8 +203,8 @@ def read():
         ("too few", (whole[0], np.arange(50)), True),
         ("too few, on one core", (whole[0], np.arange(50, dtype=np.int32)), False),
     ):
-        with mock.patch.object(reader, "has_core_beside", lambda beside=beside: beside):
-            reads = reader.Reader(DeviceData(arrays, BatchLayout(BATCH, 1, 0, 1, (100,)), False, 5), mesh, 4)
+        with mock.patch.object(reading, "has_core_beside", lambda beside=beside: beside):
+            reads = reading.Reader(DeviceData(arrays, BatchLayout(BATCH, 1, 0, 1, (100,)), False, 5), mesh, 4)
         try:
             found[name] = [
                 np.asarray(block.batches[0] if block.stacked else [block.batches[0]])[first : first + steps].tolist()
@@ -290,7 +277,7 @@ def many_steps(steps=1500, width=784, batch=128):
     call = compiled.CompiledSteps(step, mesh, (weights,), data, in_epoch=steps, alike=True)
     state, losses = (weights,), []
     for _ in range(steps):
-        state, of_call = call(state, reader.ReadBlock(data, 1, batch, stacked=False), 0, 1)
+        state, of_call = call(state, reading.ReadBlock(data, 1, batch, stacked=False), 0, 1)
         losses += of_call
     return float(losses[-1])
 

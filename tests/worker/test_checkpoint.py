@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import beside
 import keras
@@ -27,7 +28,7 @@ from pipeline.plan.plan import Checkpoints
 from pipeline.record.events import Event
 from pipeline.record.log import to_plain
 from pipeline.worker import compiling
-from pipeline.worker.checkpoint import Checkpointer, Checkpointing, State, grouped
+from pipeline.worker.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.process import WorkerProcess
@@ -36,17 +37,21 @@ from pipeline.worker.training import Preempted, Training
 EXAMPLES = 70
 
 
-class Told:
+class Told(list[Event]):
     """Collects events."""
 
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-
-    def __call__(self, event: Event) -> None:
-        self.events.append(to_plain(event))
+    __call__ = list.append
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["event"] == kind]
+        return [event for event in map(to_plain, self) if event["event"] == kind]
+
+
+RNG = np.random.default_rng(0)
+ARRAYS = RNG.normal(size=(EXAMPLES, 6)).astype(np.float32), RNG.integers(0, 3, EXAMPLES).astype(np.int32)
+DATA: dict[str, Callable[[], Any]] = {
+    "arrays": lambda: ARRAYS, "set": lambda: tf.data.Dataset.from_tensor_slices(ARRAYS),
+    "beside": lambda: beside.examples()[0],
+}  # fmt: skip
 
 
 def network() -> keras.Model:
@@ -56,43 +61,23 @@ def network() -> keras.Model:
     return keras.Sequential([keras.Input((6,)), *inner, layers.Dense(3, activation="softmax")])
 
 
-def examples(kind: str = "arrays") -> Any:
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(EXAMPLES, 6)).astype(np.float32), rng.integers(0, 3, EXAMPLES).astype(np.int32)
-    if kind == "beside":
-        return beside.examples()[0]
-    return (x, y) if kind == "arrays" else tf.data.Dataset.from_tensor_slices((x, y))
-
-
 def training(
-    folder: Path,
-    tell: Told,
-    state: State | None = None,
-    *,
-    make: Callable[[], keras.Model] = network,
-    optimizer: Callable[[], Any] = lambda: "adam",
-    data: str = "arrays",
-    callbacks: Callable[[], list[Any]] = list,
-    epochs: int | None = 3,
-    steps: int | None = None,
-    leave: Callable[[], bool] = bool,
-    kept: Checkpoints | None = None,
-    policy: str = "float32",
-    rate_scale: float = 1.0,
-    clock: Callable[[], float] = time.perf_counter,
+    folder: Path, tell: Told, state: State | None = None, *, make: Callable[[], keras.Model] = network,
+    optimizer: Callable[[], Any] = lambda: "adam", data: str = "arrays", callbacks: Callable[[], list[Any]] = list,
+    epochs: int | None = 3, steps: int | None = None, leave: Callable[[], bool] = bool, kept: Checkpoints | None = None,
+    policy: str = "float32", rate_scale: float = 1.0, clock: Callable[[], float] = time.perf_counter,
     share: float | None = None,
-) -> tuple[keras.Model, Training]:
+) -> tuple[keras.Model, Training]:  # fmt: skip
     """A training of a model that goes on from `state`, in the first of all processes."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
-    part = examples(data)
+    part = DATA[data]()
     position = BEGINNING if state is None else Position(state.values["epoch"], state.values["examples"])
     loop = loop_over(make, part, seed=1, held_out=part, position=position, optimizer=optimizer(), rate_scale=rate_scale)
-    checkpointer = Checkpointer(kept or Checkpoints(folder=str(folder)), tell)
-    about = {"data": {}, "learning_rate": None}
-    checkpointing = Checkpointing(checkpointer, state, leave, 1e4, rate_scale, about, share)
-    return loop.model, Training(loop, epochs, steps, callbacks(), tell, clock, checkpointing=checkpointing)
+    kept, about = kept or Checkpoints(folder=str(folder)), {"data": {}, "learning_rate": None}
+    checkpointer = Checkpointer(kept, tell, state, leave, about, 1e4, rate_scale, share)
+    return loop.model, Training(loop, epochs, steps, callbacks(), tell, clock, checkpointer=checkpointer)
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +103,11 @@ def left(folder: Path, told: Told, leave: Callable[[], bool], per_call: int = 2,
     """What a training that is asked to leave, and does, is to go on from."""
     with pytest.raises(Preempted):
         ran(training(folder, told, leave=leave, **options), per_call)
-    state = Checkpointer(Checkpoints(folder=str(folder)), told).last()
+    return last(folder, told)
+
+
+def last(folder: Path, told: Told) -> State:
+    state = checkpointer(folder, told).last()
     assert state is not None
     return state
 
@@ -228,26 +217,21 @@ def test_a_metric_that_is_not_there_cannot_choose_the_best(tmp_path):
         ran(training(tmp_path, Told(), kept=kept))
 
 
-def test_by_the_minute_a_checkpoint_is_written_after_the_call_in_which_time_is_up(tmp_path):
-    told = Told()
-    kept = Checkpoints(every_minutes=1e-9, folder=str(tmp_path))
-    ran(training(tmp_path, told, kept=kept, epochs=1), per_call=2)
-    assert told.of("checkpoint")
-
-
-@pytest.mark.parametrize(("seconds", "timed", "share", "epochs"), [
-    (100.0, False, 0.01, [1, 2, 3, 4]),
+@pytest.mark.parametrize(("seconds", "timed", "share", "minutes", "epochs"), [
+    (100.0, False, 0.01, 1e3, [1, 2, 3, 4]),
     # A hundredth of it is no time to write anything.
-    (0.1, False, 0.01, []),
+    (0.1, False, 0.01, 1e3, []),
     # All steps but the last call's are.
-    (100.0, True, 0.01, [4]),
-    (100.0, False, None, []),
+    (100.0, True, 0.01, 1e3, [4]),
+    (100.0, False, None, 1e3, []),
+    # By the minute, after the call in which time is up: the first of each epoch.
+    (100.0, False, None, 1.0, [0.4, 1.4, 2.4, 3.4]),
 ])  # fmt: skip
 def test_by_default_a_checkpoint_comes_after_each_epoch_that_costs_more_and_none_while_steps_are_timed(
-    tmp_path, seconds, timed, share, epochs
+    tmp_path, seconds, timed, share, minutes, epochs
 ):
     told, now = Told(), [0.0]
-    kept = Checkpoints(every_minutes=1000.0, folder=str(tmp_path))
+    kept = Checkpoints(every_minutes=minutes, folder=str(tmp_path))
 
     def passes(epoch: int, logs: object) -> None:
         now[0] += seconds
@@ -258,7 +242,7 @@ def test_by_default_a_checkpoint_comes_after_each_epoch_that_costs_more_and_none
     model, under_way = training(
         tmp_path, told, kept=kept, epochs=4, callbacks=lambda: callbacks, clock=lambda: now[0], share=share
     )
-    made = under_way._checkpointing.checkpointer
+    made = under_way._checkpointer
     if timed:
         assert sum(call.steps for call in under_way.advance(20, 2)) == 20
     ran((model, under_way))
@@ -283,8 +267,7 @@ def test_a_training_that_a_callback_ends_says_so_also_where_it_goes_on(tmp_path)
     }  # fmt: skip
     kept = Checkpoints(every_epochs=1, folder=str(tmp_path))
     ran(training(tmp_path, told, callbacks=callbacks, epochs=4, kept=kept), per_call=1)
-    state = Checkpointer(kept, told).last()
-    assert state is not None
+    state = last(tmp_path, told)
     # Also where nothing is left to train, and where more was asked for since.
     for epochs in (4, 9):
         _, rest = ran(training(tmp_path, told, state, callbacks=callbacks, epochs=epochs), per_call=1)
@@ -325,62 +308,47 @@ def test_of_two_folders_the_later_checkpoint_counts(tmp_path):
 ])  # fmt: skip
 def test_a_checkpoint_that_was_harmed_is_passed_over_for_the_one_before_and_nothing_unpickled(tmp_path, harm, words):
     told = Told()
-    made = checkpointer(tmp_path, told, keep=3)
-    assert all(made.write(small(step), wait=True) for step in (1, 2))
+    assert all(checkpointer(tmp_path, told, keep=3).write(small(step), wait=True) for step in (1, 2))
     (archive,) = tmp_path.glob("step-0000000002-*.npz")
     manifest = tmp_path / "step-0000000002-000000.json"
     data = archive.read_bytes()
-    if harm == "cut":
-        archive.write_bytes(data[: len(data) // 2])
-    elif harm == "flipped":
-        archive.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
-    elif harm == "gone":
-        archive.unlink()
-    elif harm == "nonsense":
-        manifest.write_text("[]")
-    elif harm == "pickled":
+    if harm == "pickled":
         np.savez(archive, **{"trained/00000": np.array([{"a": 1}], dtype=object)})
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"sha256": digest}))
+    elif harm == "gone":
+        archive.unlink()
+    elif harm in ("cut", "flipped"):
+        archive.write_bytes(data[:100] if harm == "cut" else data[:100] + bytes([data[100] ^ 1]) + data[101:])
     else:
-        manifest.write_text(manifest.read_text()[:20])
-    found = made.last()
-    assert found is not None
-    assert found.values["step"] == 1
-    np.testing.assert_array_equal(found.group("trained")[0], np.ones((3, 2), np.float32))
+        manifest.write_text("[]" if harm == "nonsense" else manifest.read_text()[:20])
+    state = last(tmp_path, told)
+    assert state.values["step"] == 1
+    np.testing.assert_array_equal(state.group("trained")[0], np.ones((3, 2), np.float32))
     (warning,) = told.of("warning")
     assert "step-0000000002-000000 was passed over for the one before" in warning["text"]
     assert words in warning["text"]
 
 
-def test_what_is_cut_short_while_it_is_written_is_not_there(tmp_path):
-    told = Told()
-    made = checkpointer(tmp_path, told)
-    made.write(small(1), wait=True)
-    (tmp_path / "step-0000000009-000000-abcdabcd.npz.partial").write_bytes(b"PK")
-    (tmp_path / "step-0000000009-000000-abcdabcd.npz").write_bytes(b"PK")
-    assert made.last().values["step"] == 1
-    assert told.of("warning") == []
-
-
-def test_a_disk_that_is_full_is_told_at_once_and_loses_nothing(tmp_path, monkeypatch):
+def test_a_disk_that_is_full_is_told_at_once_and_loses_nothing_and_what_is_cut_short_is_not_there(
+    tmp_path, monkeypatch
+):
     told = Told()
     made = checkpointer(tmp_path, told)
     assert made.write(small(1), wait=True)
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
+        patched.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
         assert not made.write(small(2), wait=True)
     (warning,) = told.of("warning")
     assert "The checkpoint of step 2 could not be written" in warning["text"]
     assert "No space left on device" in warning["text"]
-    assert made.last().values["step"] == 1
     assert not list(tmp_path.glob("*.partial"))
+    for name in ("step-0000000009-000000-abcdabcd.npz.partial", "step-0000000009-000000-abcdabcd.npz"):
+        (tmp_path / name).write_bytes(b"PK")
+    assert made.last().values["step"] == 1
     assert made.write(small(3), wait=True)
     assert made.last().values["step"] == 3
-
-
-def full(descriptor: int) -> None:
-    raise OSError(28, "No space left on device")
+    assert len(told.of("warning")) == 1
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_training(tmp_path):
@@ -405,11 +373,17 @@ def test_what_is_written_comes_back_with_types_that_numpy_has_no_name_for_from_a
     assert len([name for name in tf.io.gfile.listdir(folder) if name.endswith(".npz")]) == 1
 
 
-def test_while_one_is_written_the_last_waits_and_those_between_are_left_out_which_is_told_once(tmp_path, monkeypatch):
-    told, go = Told(), threading.Event()
+@pytest.fixture
+def go(monkeypatch):
+    """Lets checkpoints be written once it is set."""
+    event, whole = threading.Event(), Checkpointer._write_one
+    monkeypatch.setattr(Checkpointer, "_write_one", lambda self, state: (event.wait(10), whole(self, state))[1])
+    return event
+
+
+def test_while_one_is_written_the_last_waits_and_those_between_are_left_out_which_is_told_once(tmp_path, go):
+    told = Told()
     made = checkpointer(tmp_path, told, keep=9)
-    whole = Checkpointer._write_one
-    monkeypatch.setattr(Checkpointer, "_write_one", lambda self, state: (go.wait(10), whole(self, state))[1])
     for step in range(1, 6):
         assert made.write(small(step))
         time.sleep(0.1)
@@ -422,18 +396,15 @@ def test_while_one_is_written_the_last_waits_and_those_between_are_left_out_whic
 
 
 @pytest.mark.slow
-def test_what_training_adds_up_while_a_checkpoint_is_written_is_not_in_it(tmp_path, monkeypatch):
-    told, over = Told(), threading.Event()
-    whole = Checkpointer._write_one
-    monkeypatch.setattr(Checkpointer, "_write_one", lambda self, state: (over.wait(10), whole(self, state)))
+def test_what_training_adds_up_while_a_checkpoint_is_written_is_not_in_it(tmp_path, go):
     kept = Checkpoints(folder=str(tmp_path), every_steps=2, keep=9)
-    _, made = training(tmp_path, told, epochs=None, steps=4, kept=kept)
+    _, made = training(tmp_path, Told(), epochs=None, steps=4, kept=kept)
     steps = []
     for step in made.advance(None, 1):
         steps.append(step)
         if len(steps) == 3:
-            over.set()
-    made._checkpointing.checkpointer.wait()
+            go.set()
+    made._checkpointer.wait()
     saved = sorted(tmp_path.glob("step-0000000002-*.npz"))[0]
     sums, examples = (np.load(saved)[name] for name in ("totals/00000", "totals/00001"))
     assert examples == sum(float(step.sizes.sum()) for step in steps[:2])

@@ -1,14 +1,13 @@
 """Lays the examples of each global batch over the replicas, so that each is seen once an epoch.
 
-Step s of an epoch trains examples s*B to (s+1)*B of the epoch's order, whatever the number of processes; replica r
-gets its even share of them, also of a smaller last batch. The order is drawn from the seed and the epoch alone, so
-that training can go on at any position, with other replicas or another global batch, without what came before it.
+Step s of an epoch trains examples s*B to (s+1)*B of the epoch's order, and each replica its even share of them, also of
+a smaller last batch. The order is drawn from the seed and the epoch alone, so that training can go on at any position.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -22,11 +21,11 @@ from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 
 DEFAULT = Reading()
 
-
 # (number of an epoch, examples of it that are trained, steps that are left) -> (examples, batches) of each step
 Epoch: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.data.Dataset]
 
-Traced = TypeVar("Traced", bound=Callable[..., object])
+# Without AutoGraph's conversion, which takes longer than tracing a function.
+_as_written = tf.autograph.experimental.do_not_convert
 
 
 @dataclass(frozen=True)
@@ -45,12 +44,8 @@ class Data:
         Yields (examples, batches): float32 scalar, the size of the whole global batch, and for each local replica the
         part's own structure with a leading batch axis of a size that may differ from step to step and may be 0.
 
-        What it yields is what the stream from the beginning comes to at that position. With another global batch, the
-        rest of the epoch is cut into batches of that size, and later epochs are whole. Shards are taken to be the same
-        ones. Arrays are not read up to the position; of records in files and of a data set, only the epoch under way
-        is, and no example is made. Orders that a data set draws anew each time it is read, from a seed of its own, are
-        those that it would have come to, except where it reads what it shuffles more than once, or in a function:
-        `repeat`, and `interleave` over data sets made outside of it.
+        It is what the stream from the beginning comes to at that position; with another global batch, the rest of the
+        epoch is cut anew. So are orders that a data set draws itself, but in `repeat` and in `interleave` over others.
         """
         data, reading = self, self.reading
         if isinstance(self.part, tf.data.Dataset) and (reading.servers or self.layout.local < self.layout.replicas):
@@ -69,7 +64,12 @@ class Data:
             batches = reads.made_by(reading.servers, batches, made) if reading.servers else made(batches)
         # Said outright, because a strategy otherwise asks all workers at each step whether their data has ended.
         endless = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-        return endless.with_options(_options(data.part)).prefetch(reading.prefetch)
+        options = tf.data.Options()
+        options.deterministic = True
+        if not isinstance(data.part.raw if isinstance(data.part, Examples) else data.part, tf.data.Dataset):
+            # Nothing here can be tuned, and the tuner's thread holds up the end of an iterator for up to a minute.
+            options.autotune.enabled = False
+        return endless.with_options(options).prefetch(reading.prefetch)
 
     def raw_stream(self, position: Position) -> tf.data.Dataset:
         """Returns (examples, batches) of raw elements for `stream`; the epoch's number first where examples need it."""
@@ -98,15 +98,6 @@ def count(part: Part) -> int:
     without_end = cardinality == tf.data.INFINITE_CARDINALITY
     refuse((without_end, "a data set of single examples that ends", "one without end", "dataset.take(examples)"))
     return cardinality if cardinality >= 0 else int(part.reduce(np.int64(0), lambda total, _: total + 1))
-
-
-def _options(part: Part) -> tf.data.Options:
-    options = tf.data.Options()
-    options.deterministic = True
-    if not isinstance(part.raw if isinstance(part, Examples) else part, tf.data.Dataset):
-        # Nothing here can be tuned, and the tuner's thread holds up the end of an iterator for up to a minute.
-        options.autotune.enabled = False
-    return options
 
 
 def again(step: Step, of_type: Spec) -> tf.data.Dataset:
@@ -145,19 +136,16 @@ def shuffled(part: tf.data.Dataset, window: int, seed: int, epoch: tf.Tensor) ->
 
 
 def epochs(layout: BatchLayout, position: Position, make: Epoch, numbered: bool = False) -> tf.data.Dataset:
-    """Returns what `make` returns for each epoch from the position on, one after the other.
+    """Returns what `make` returns for each epoch from the position on, of its number, examples trained and steps left.
 
-    It is given an epoch's number, the examples of it that are trained, and the steps that are left: int64 scalars.
-    Where the elements are to be `numbered`, that of their epoch comes before the rest.
+    Where the elements are to be `numbered`, the number of their epoch, int64, comes before the rest.
     """
     left = layout.steps_after(position.examples)
 
     def epoch(number: tf.Tensor) -> tf.data.Dataset:
         resumed = number == position.epoch
-        trained, steps = (
-            tf.where(resumed, tf.constant(rest, tf.int64), tf.constant(whole, tf.int64))
-            for rest, whole in ((position.examples, 0), (left, layout.steps))
-        )
+        trained = tf.where(resumed, tf.constant(position.examples, tf.int64), 0)
+        steps = tf.where(resumed, tf.constant(left, tf.int64), layout.steps)
         elements = make(number, trained, steps)
         return elements.map(_as_written(lambda *rest: (number, *rest))) if numbered else elements
 
@@ -204,8 +192,6 @@ def _from_arrays(part: Part, layout: BatchLayout, seed: int | None) -> Epoch:
 def _from_dataset(
     read: Callable[[tf.Tensor], tf.data.Dataset], layout: BatchLayout, seed: int | None, window: int
 ) -> Epoch:
-    """An epoch of what `read` returns for its number, shuffled where there is a seed."""
-
     def filled(leaf: tf.Tensor) -> tf.Tensor:
         # The last example pads.
         return tf.gather(leaf, tf.minimum(tf.range(layout.global_batch), tf.shape(leaf)[0] - 1))
@@ -215,7 +201,7 @@ def _from_dataset(
         if seed is not None:
             ordered = shuffled(ordered, min(max(1, layout.examples), window), seed, number)
         whole = ordered.skip(trained // len(layout.counts)).batch(
-            layout._share, drop_remainder=layout.last == "left out", num_parallel_calls=tf.data.AUTOTUNE
+            layout.share, drop_remainder=layout.last == "left out", num_parallel_calls=tf.data.AUTOTUNE
         )
         if layout.last == "short":
             # A shard that is shorter than the others feeds empty batches while they go on.
@@ -246,16 +232,10 @@ def static_parts(part: Part, layout: BatchLayout) -> list[tuple[Part, BatchLayou
 
     size = min(range(largest, 0, -1), key=steps, default=1)
     whole = examples - examples % (size * replicas)
-    cut = (
-        (_cut(part, 0, whole), dataclasses.replace(layout, global_batch=size * replicas, counts=(whole,))),
-        (_cut(part, whole, examples), dataclasses.replace(layout, global_batch=replicas, counts=(examples - whole,))),
-    )
-    lasts: tuple[Literal["left out", "padded"], ...] = ("left out", "padded")
-    return [
-        (piece, dataclasses.replace(of_piece, last=last))
-        for (piece, of_piece), last in zip(cut, lasts, strict=True)
-        if of_piece.examples
-    ]
+    first = dataclasses.replace(layout, global_batch=size * replicas, counts=(whole,), last="left out")
+    rest = dataclasses.replace(layout, global_batch=replicas, counts=(examples - whole,), last="padded")
+    cut = ((_cut(part, 0, whole), first), (_cut(part, whole, examples), rest))
+    return [(piece, of_piece) for piece, of_piece in cut if of_piece.examples]
 
 
 def _cut(part: Part, start: int, stop: int) -> Part:
@@ -268,21 +248,16 @@ def _cut(part: Part, start: int, stop: int) -> Part:
     return part.skip(start).take(stop - start).cache() if start else part.take(stop)
 
 
-def _as_written(function: Traced) -> Traced:
-    """The function without AutoGraph's conversion, which takes longer than tracing it."""
-    return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
-
-
 def _shares(
     layout: BatchLayout, trained: tf.Tensor, step: tf.Tensor
 ) -> tuple[tf.Tensor, Sequence[int | tf.Tensor], tf.Tensor]:
     """(where a step's batch starts, the edges of the local replicas' shares in it, examples in the global batch)."""
     # The batch is what this process reads of the global one; the epoch had so many examples trained before.
-    start = trained // len(layout.counts) + step * layout._share
+    start = trained // len(layout.counts) + step * layout.share
     if layout.last != "short":
         static = range(0, layout.global_batch + 1, layout.global_batch // layout.replicas)
         return start, static, tf.cast(tf.minimum(layout.examples - start, layout.global_batch), tf.float32)
-    sizes = tf.clip_by_value(tf.constant(layout.counts, tf.int64) - start, 0, layout._share)
+    sizes = tf.clip_by_value(tf.constant(layout.counts, tf.int64) - start, 0, layout.share)
     size = sizes[layout.process] if layout.sharded else sizes[0]
     parts = layout.local if layout.sharded else layout.replicas
     number = 0 if layout.sharded else layout.first

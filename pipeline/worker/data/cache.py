@@ -1,5 +1,4 @@
-"""Makes the examples of a part once, and keeps them: in memory, as arrays, or in a file, as records that need no more
-than to be read.
+"""Makes the examples of a part once, and keeps them in memory, as arrays, or in a file, as records.
 
 What varies examples anew in each epoch is left for then.
 """
@@ -52,10 +51,9 @@ def in_file(part: Examples | tf.data.Dataset, folder: Path, name: str) -> Exampl
     features = {str(place): tf.io.FixedLenFeature((), tf.string) for place in range(len(leaves))}
 
     def parse(batch: tf.Tensor) -> Batch:
-        features_of_batch = tf.io.parse_example(batch, features)
-        return tf.nest.pack_sequence_as(
-            spec, [_from_bytes(features_of_batch[str(place)], leaf) for place, leaf in enumerate(leaves)]
-        )
+        parsed = tf.io.parse_example(batch, features)
+        values = [_from_bytes(parsed[str(place)], leaf) for place, leaf in enumerate(leaves)]
+        return tf.nest.pack_sequence_as(spec, values)
 
     varied = part if isinstance(part, Examples) else Examples((), spec)
     segment = Segment(str(path.resolve()), batches.count(part))
@@ -65,25 +63,21 @@ def in_file(part: Examples | tf.data.Dataset, folder: Path, name: str) -> Exampl
 
 
 def _write(part: Examples | tf.data.Dataset, path: Path) -> None:
-    # Under the lock, so that it is nobody else's.
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
             for chunk in _made(part):
                 leaves = [np.ascontiguousarray(leaf) for leaf in tf.nest.flatten(chunk)]
                 for row in range(len(leaves[0])):
-                    values = {str(place): _to_bytes(leaf[row]) for place, leaf in enumerate(leaves)}
-                    file.write(records.framed(records.example(values)))
+                    of_row = [leaf[row] for leaf in leaves]
+                    values = [one if isinstance(one, bytes) else np.asarray(one).tobytes() for one in of_row]
+                    file.write(records.framed(records.example({str(at): one for at, one in enumerate(values)})))
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
         expected = f"Expected to be able to write the cache of the data to {path}, received: {error.strerror or error}."
         instead = "Try more space there, another output_dir, or data.cache=none."
         raise TrainingError(f"{expected} {instead}") from error
-
-
-def _to_bytes(value: np.ndarray | bytes) -> bytes:
-    return value if isinstance(value, bytes) else np.asarray(value).tobytes()
 
 
 def _from_bytes(values: tf.Tensor, leaf: tf.TensorSpec) -> tf.Tensor:

@@ -1,11 +1,7 @@
 """Turns what a user gives as data into what TensorFlow trains on: arrays of one length, or a set of single examples.
 
-What can be told without reading is told here, in words: kinds, shapes, lengths. Values that are broken are found by
-`broken.py`, and labels that do not fit the model by `labels.py`.
-
-Examples are weighed by the class of their label, as Keras's `fit` does with `class_weight`, whatever kind they are. A
-label is a class number, or the place of the largest of several numbers, as of a one-hot label. A weight that an
-example has already is multiplied.
+Examples are weighed by the class of their label, a class number or the place of the largest of several numbers, as
+Keras's `fit` does with `class_weight`. A weight that an example has already is multiplied.
 """
 
 import dataclasses
@@ -18,8 +14,8 @@ import tensorflow as tf
 
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Leaf, leaves
-from pipeline.worker.data import array_parts
-from pipeline.worker.data.array_parts import NAMES, SEVERAL, Where
+from pipeline.worker.data import loading
+from pipeline.worker.data.loading import NAMES, SEVERAL, Where
 from pipeline.worker.data.reading import Batch, FitData, Part, Spec
 
 # What makes batches of examples, and what hands on the elements that it is given, one for one or fewer.
@@ -32,9 +28,9 @@ HANDING_ON = (
 
 
 def part(value: object, name: str) -> Part | None:
-    """A part as it is trained on: a data set or `Examples` as it is, all else a tuple of arrays, nested as it came.
+    """A part, "training" or "validation", as it is trained on: arrays, nested as they came, or what makes examples.
 
-    `name` is "training" or "validation". Lists of numbers become arrays. Raises `DataError`.
+    Raises `DataError`.
     """
     if value is None or isinstance(value, Examples):
         return value
@@ -45,7 +41,7 @@ def part(value: object, name: str) -> Part | None:
         received = f"a {type(value).__name__}, which ends once it is read"
         instead = "arrays, or tf.data.Dataset.from_generator"
         raise DataError(f"{name} data that can be read again in each epoch", received, instead)
-    return array_parts.part(value, name)
+    return loading.part(value, name)
 
 
 def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tuple[FitData, FitData, FitData]:
@@ -56,22 +52,21 @@ def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tupl
     # What makes batches.
     if not (isinstance(x, kinds) or hasattr(x, "__array__") or hasattr(x, "tocsr")):
         return x, y, sample_weight
-    wheres = [Where(path, name) for path in NAMES]
-    parts = zip((x, y, sample_weight), wheres, strict=True)
-    structures = [None if values is None else array_parts.without_lists(values, where) for values, where in parts]
-    parts = zip(structures, wheres, strict=True)
-    arrays = [None if values is None else array_parts.arrays(values, where) for values, where in parts]
-    array_parts.check_lengths(arrays, name)
-    return tf.nest.map_structure(_for_text, structures[0], arrays[0]), structures[1], structures[2]
+    structures, arrays = list[Any](), list[Any]()
+    for values, path in zip((x, y, sample_weight), NAMES, strict=True):
+        where = Where(path, name)
+        structures.append(None if values is None else loading.without_lists(values, where))
+        arrays.append(None if values is None else loading.arrays(structures[-1], where))
+    loading.check_lengths(arrays, name)
 
+    def for_text(leaf: object, array: np.ndarray) -> object:
+        # As a tensor, in place of NumPy's text, which Keras does not take.
+        return tf.constant(array) if array.dtype.kind in "US" and not isinstance(leaf, tf.Tensor) else leaf
 
-def _for_text(leaf: object, array: np.ndarray) -> object:
-    """Text as a tensor, in place of NumPy's, which Keras does not take."""
-    return tf.constant(array) if array.dtype.kind in "US" and not isinstance(leaf, tf.Tensor) else leaf
+    return tf.nest.map_structure(for_text, structures[0], arrays[0]), structures[1], structures[2]
 
 
 def _check_set(data: tf.data.Dataset, name: str) -> None:
-    """Refuses a data set whose elements are no single examples of tensors of one size."""
     spec = data.element_spec
     if isinstance(spec, tuple) and len(spec) > len(NAMES):
         expected = f"a {name} data set of (x, y) or (x, y, sample_weight)"
@@ -86,7 +81,6 @@ def _check_set(data: tf.data.Dataset, name: str) -> None:
 
 
 def _check_batches(data: tf.data.Dataset, name: str) -> None:
-    """Refuses a data set for Keras's `fit` whose elements cannot be batches."""
     spec = data.element_spec
     if not all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(spec)):
         return
@@ -129,15 +123,12 @@ def _written(spec: Spec) -> str:
     >>> _written((tf.TensorSpec((None, 6)), tf.TensorSpec((None,))))
     'x of [None, 6] and y of [None]'
     """
-
-    def shape(of_leaf: tf.TensorShape) -> str:
-        return "an unknown rank" if of_leaf.rank is None else str(of_leaf.as_list())
-
-    parts = spec if isinstance(spec, tuple) else (spec,)
-    return " and ".join(
-        f"{path} of {', '.join(shape(leaf.shape) for leaf in tf.nest.flatten(part))}"
-        for path, part in zip(NAMES, parts, strict=False)
-    )
+    texts = []
+    for path, part in zip(NAMES, spec if isinstance(spec, tuple) else (spec,), strict=False):
+        shapes = [leaf.shape for leaf in tf.nest.flatten(part)]
+        of_each = ["an unknown rank" if shape.rank is None else str(shape.as_list()) for shape in shapes]
+        texts.append(f"{path} of {', '.join(of_each)}")
+    return " and ".join(texts)
 
 
 def weighed(part: Part, class_weight: Mapping[int, float]) -> Part:
@@ -163,14 +154,12 @@ def weighed(part: Part, class_weight: Mapping[int, float]) -> Part:
     def made(*arguments: Batch) -> Batch:
         return _weighed(make(*arguments), class_weight, batched=last == "parse")
 
-    changed: dict[str, Any] = {last: made}
-    return dataclasses.replace(part, spec=spec, **changed)
+    return dataclasses.replace(part, spec=spec, **{last: made})  # type: ignore[arg-type] # one that makes
 
 
 def _weighed(
     example: Batch, class_weight: Mapping[int, float], batched: bool = False
 ) -> tuple[Batch, Batch, tf.Tensor]:
-    """An example, or a batch of them, with its weight, float32."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(tuple(example))
     label = tf.convert_to_tensor(y)
     if label.shape.rank > int(batched):

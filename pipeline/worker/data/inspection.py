@@ -1,6 +1,7 @@
 """Looks at data before they are trained on: a few examples, without a trace for later readers, and broken ones."""
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -76,26 +77,29 @@ UNREADABLE = (
 )  # fmt: skip
 
 
+def _read(part: tf.data.Dataset) -> Iterator[tuple[Batch | None, str]]:
+    """Yields each example of a data set, or the reason for which it cannot be made."""
+    iterator = iter(part)
+    while True:
+        try:
+            yield next(iterator), ""
+        except StopIteration:
+            return
+        except (tf.errors.OpError, UnicodeDecodeError) as error:
+            yield None, _reason(error.message if isinstance(error, tf.errors.OpError) else str(error))
+
+
 def first_broken(part: Part | None, classes: int | None) -> list[Broken]:
     """The first example of a data set that cannot be made or trained on, found by making one after the other."""
-    if not isinstance(part, tf.data.Dataset):
-        return []
-    place, iterator = 0, iter(part)
-    while True:
+    for place, (example, reason) in enumerate(_read(part) if isinstance(part, tf.data.Dataset) else ()):
         name = f"example {place} of the data set"
-        try:
-            example = next(iterator)
-        except StopIteration:
-            return []
-        except (tf.errors.OpError, UnicodeDecodeError) as error:
-            reason = error.message if isinstance(error, tf.errors.OpError) else str(error)
-            return [Broken(None, place, 1, name, f"cannot be made ({_reason(reason)})")]
+        if example is None:
+            return [Broken(None, place, 1, name, f"cannot be made ({reason})")]
         batch = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], example)
-        wrong = [words for right, words in conditions(batch, classes) if not right]
-        if wrong:
+        if wrong := [words for right, words in conditions(batch, classes) if not right]:
             why = "has NaN or infinity" if wrong[0] == NOT_FINITE else f"has label {int(batch[1][0])}"
             return [Broken(None, place, 1, name, why)]
-        place += 1
+    return []
 
 
 def _reason(message: str) -> str:
@@ -120,18 +124,13 @@ def sifted(part: tf.data.Dataset, classes: int | None) -> tuple[tf.data.Dataset,
     sound = part.ignore_errors().filter(tf.autograph.experimental.do_not_convert(is_whole))
     whole = batches.count(sound)
     dataset = sound.apply(tf.data.experimental.assert_cardinality(whole)).with_options(part.options())
-    # Those counted that cannot be made.
+    # With those that cannot be made.
     count = in_a_row = 0
-    iterator = iter(part)
-    while in_a_row < ENDLESS:
-        try:
-            next(iterator)
-            in_a_row = 0
-        except StopIteration:
-            return dataset, count - whole
-        except (tf.errors.OpError, UnicodeDecodeError):
-            in_a_row += 1
+    for example, _ in _read(part):
         count += 1
-    expected = "a data set that goes on after an example that cannot be made"
-    instead = "putting it right, or data.on_error=stop, which says what is wrong"
-    raise TrainingError(expected, f"one that failed {ENDLESS:,} times in a row", instead)
+        in_a_row = 0 if example is not None else in_a_row + 1
+        if in_a_row == ENDLESS:
+            expected = "a data set that goes on after an example that cannot be made"
+            instead = "putting it right, or data.on_error=stop, which says what is wrong"
+            raise TrainingError(expected, f"one that failed {ENDLESS:,} times in a row", instead)
+    return dataset, count - whole

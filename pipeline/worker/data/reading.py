@@ -1,18 +1,17 @@
 """Reads examples that are made while they are read: what is cheap in the order of an epoch, then what makes them.
 
-Whatever the part of the data is, an order is drawn over what is cheap to read, and each process makes only the
-examples that its own replicas train. Other processes may make them: tf.data services, each of which makes every n-th
-batch. A service of several workers gives batches in whatever order they are done. So there is one service for each
-process, a dispatcher and one worker, and batches are taken from them in turn: the same is trained as without.
+Each process makes only the examples of its own replicas, or has tf.data services make every n-th batch each: one
+service for each process, whose batches are taken in turn, since one of several workers gives them in any order.
 """
 
 import dataclasses
 import itertools
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial, reduce
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -38,7 +37,6 @@ Function: TypeAlias = Callable[[Batch], Batch]
 # What Keras's `fit` takes as data.
 FitData: TypeAlias = Nested[np.ndarray | tf.Tensor] | tf.data.Dataset | keras.utils.PyDataset | Iterable[object] | None
 
-
 # Records of one file that follow each other before those of the next file read beside it.
 BLOCK_RECORDS = 16
 # Read ahead of a file at a time.
@@ -61,8 +59,7 @@ Raw: TypeAlias = Batch | Callable[[tf.Tensor], tf.data.Dataset]
 class Reading:
     """Settings for reading a part: examples in the shuffle's window, files side by side, batches made ahead.
 
-    `classes` is how many classes integer labels may name, None where they name none or nobody knows. `servers` are
-    the addresses of tf.data services, of one worker each, that make the batches instead of this process.
+    Integer labels may name so many `classes`, None: any. `servers` are tf.data services that make the batches.
     """
 
     window: int = 10_000
@@ -87,11 +84,7 @@ def opened(part: tf.data.Dataset) -> tf.data.Dataset | Examples:
     if not functions or not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
         return part
 
-    def decode(example: Batch) -> Batch:
-        for function in functions:
-            example = function(example)
-        return example
-
+    decode = partial(reduce, lambda example, function: function(example), functions)
     return Examples(inner, part.element_spec, decode=decode)
 
 
@@ -138,28 +131,23 @@ def maker(part: Part, seed: int, classes: int | None) -> Make | None:
     """Returns what makes a batch of examples from raw elements; None where these are ready."""
     if is_ready(part):
         return None
-    if not isinstance(part, Examples):
-        return lambda number, batch: checked(batch, classes)
-    examples, decode, augment = part, part.decode, part.augment
+    made_of = part if isinstance(part, Examples) else Examples((), ())
+    parse, decode, augment, spec = made_of.parse, made_of.decode, made_of.augment, made_of.element_spec
 
-    def make(number: tf.Tensor, batch: Batch) -> Batch:
-        key = None
-        if augment is not None:
-            assert isinstance(batch, Mapping), "`raw` adds keys"
-            key, batch = batch["key"], batch["raw"]
-        parsed = examples.parse(batch) if examples.parse else batch
-        if decode is None and augment is None:
-            return checked(parsed, classes)
+    def make(number: tf.Tensor, batch: Any) -> Batch:
+        key, raw = (batch["key"], batch["raw"]) if augment else (None, batch)
+        examples = parse(raw) if parse else raw
 
         def one(elements: tuple[Batch, ...]) -> Batch:
-            example = elements[0] if decode is None else decode(elements[0])
+            example = decode(elements[0]) if decode else elements[0]
             if augment is None:
                 return example
-            drawn = tf.random.fold_in(tf.random.fold_in([seed, 0], number), elements[1])
-            return augment(example, drawn)
+            return augment(example, tf.random.fold_in(tf.random.fold_in([seed, 0], number), elements[1]))
 
-        elements = (parsed,) if key is None else (parsed, key)
-        return checked(tf.map_fn(one, elements, fn_output_signature=examples.element_spec), classes)
+        if decode or augment:
+            elements = (examples,) if key is None else (examples, key)
+            examples = tf.map_fn(one, elements, fn_output_signature=spec)
+        return checked(examples, classes)
 
     return make
 
@@ -225,13 +213,8 @@ def _records(part: Examples, number: tf.Tensor, shuffle: bool, seed: int, readin
     segments = part.raw
     # The number of a segment's first record, among those of all files.
     keys = [(zlib.crc32(one.path.rpartition("/")[2].encode()) << 31) + one.first for one in segments]
-    columns = (
-        tf.constant([segment.path for segment in segments]),
-        tf.constant([segment.offset for segment in segments], tf.int64),
-        tf.constant([segment.first - segment.at for segment in segments], tf.int64),
-        tf.constant([segment.records for segment in segments], tf.int64),
-        tf.constant(keys, tf.int64),
-    )
+    numbers = [[one.offset, one.first - one.at, one.records, key] for one, key in zip(segments, keys, strict=True)]
+    columns = (tf.constant([one.path for one in segments]), *tf.unstack(tf.constant(numbers, tf.int64), axis=1))
     if shuffle:
         places = tf.random.experimental.stateless_shuffle(tf.range(len(segments)), seed=[seed, number])
         columns = tuple(tf.gather(column, places) for column in columns)
@@ -280,6 +263,5 @@ def made_by(
         )
         for number, server in enumerate(servers)
     ]
-    if len(parts) == 1:
-        return parts[0]
-    return tf.data.Dataset.choose_from_datasets(parts, tf.data.Dataset.range(len(parts)).repeat())
+    numbers = tf.data.Dataset.range(len(parts)).repeat()
+    return parts[0] if len(parts) == 1 else tf.data.Dataset.choose_from_datasets(parts, numbers)

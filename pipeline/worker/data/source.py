@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.data.arrays import Nested
-from pipeline.data.examples import Examples
 from pipeline.worker.data import batches, reading
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batch, Part, Spec
@@ -32,9 +31,8 @@ Take: TypeAlias = Callable[[int], Rows]
 class Source:
     """The source of asynchronous workers' batches.
 
-    `made` makes a worker's data set, in a function that runs there. `rows` says which examples the next steps
-    train, from the position on that the source begins at. `batch` is a step's batch, from the data set's
-    iterator, the rows and two edges.
+    `made` makes a worker's data set, in a function that runs there; `rows` says which examples the next steps train;
+    `batch` is a step's batch, from the data set's iterator, the rows and two edges.
     """
 
     made: Callable[[], tf.data.Dataset]
@@ -45,25 +43,15 @@ class Source:
 def source(data: Data, shards: Sequence[Part], workers: int, position: Position = BEGINNING) -> Source:
     """Returns where workers take their batches from: arrays by the places of a step, data sets in turn.
 
-    Arrays are trained once an epoch, each example, whoever is faster. Of a data set each worker reads its own shard,
-    round and round, and takes as many examples as a step stands for.
-
-    It begins at the position: exactly with arrays, and where one worker reads a data set. Several workers each begin
-    as far into their shards as if all were as fast and all batches full. A data set that draws an order of its own
-    each time it is read begins with the first one, as it does for a worker that was started again. One that is made by
-    Python, which no worker could run, is read once, here, and is arrays from then on.
+    Arrays are trained once an epoch, each example, whoever is faster; so is what Python makes, which is read here. Of a
+    data set each worker reads its own shard, round and round, from where it would be if all workers were as fast.
     """
     layout, position = data.layout, data.layout.settled(position)
     if isinstance(data.part, tf.data.Dataset) and _is_of_python(data.part):
         data = dataclasses.replace(data, part=_read(data.part))
     rows = _taken_from(_steps(data, position))
-    if isinstance(data.part, Examples) and not data.part.is_made:
-        return _of_examples(data, position, rows)
     if not isinstance(data.part, tf.data.Dataset):
-        inner = data.part.raw if isinstance(data.part, Examples) else data.part
-        with tf.device("CPU:0"):
-            arrays = tf.nest.map_structure(tf.convert_to_tensor, inner)
-        return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows, _gathered)
+        return _of_examples(data, position, rows)
     part: tf.data.Dataset = data.part
     counts = [layout.examples // workers]
     if len(shards) > 1:
@@ -77,14 +65,11 @@ def source(data: Data, shards: Sequence[Part], workers: int, position: Position 
         parts = [from_graph(of_shard, part.element_spec).with_options(part.options()) for of_shard in graphs]
         if workers == 1:
             # In the order of one device, in which the last batch of an epoch is a smaller one.
-            one = dataclasses.replace(data, part=parts[0]).stream(position)
-            return one.map(lambda _, own: own[0])
+            return dataclasses.replace(data, part=parts[0]).stream(position).map(lambda _, own: own[0])
         worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
-        if len(parts) == 1:
-            own = parts[0].shard(workers, worker)
-        else:
-            chosen = tf.data.Dataset.from_tensors(worker).repeat()
-            own = tf.data.Dataset.choose_from_datasets(parts, chosen)
+        own = parts[0].shard(workers, worker)
+        if len(parts) > 1:
+            own = tf.data.Dataset.choose_from_datasets(parts, tf.data.Dataset.from_tensors(worker).repeat())
         window = min(max(1, layout.examples // workers), data.reading.window)
 
         def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
@@ -95,14 +80,16 @@ def source(data: Data, shards: Sequence[Part], workers: int, position: Position 
         whole = endless.batch(layout.global_batch, drop_remainder=True)
         return whole.map(lambda *batch: reading.checked(batch, data.reading.classes)).prefetch(data.reading.prefetch)
 
-    return Source(made, rows, _next)
+    def batch(source: Iterator[Batch], rows: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
+        return tf.nest.map_structure(lambda leaf: leaf[: stop - start - 1], next(source))
+
+    return Source(made, rows, batch)
 
 
 def _of_examples(data: Data, position: Position, rows: Take) -> Source:
     """Examples that are made in the step that trains them: of rows of arrays, or of records that a worker looks for."""
     # Each is trained once an epoch, whoever is faster: each worker reads all records, and passes over others' steps.
-    make = reading.maker(data.part, data.seed, data.reading.classes)
-    assert make is not None
+    make = reading.maker(data.part, data.seed, data.reading.classes) or (lambda number, batch: batch)
     raw = reading.raw(data.part, data.shuffle, data.seed, data.reading)
     if not callable(raw):
         with tf.device("CPU:0"):
@@ -110,7 +97,8 @@ def _of_examples(data: Data, position: Position, rows: Take) -> Source:
 
         def gathered(source: Iterator[Batch], places: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
             with tf.device("CPU:0"):
-                return make(places[start], _gathered(source, places, start, stop))
+                own = places[start + 1 : stop]
+                return make(places[start], tf.nest.map_structure(lambda array: tf.gather(array, own), next(source)))
 
         return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows, gathered)
 
@@ -148,7 +136,6 @@ def _is_of_python(part: tf.data.Dataset) -> bool:
 
 
 def _read(part: tf.data.Dataset) -> Nested[np.ndarray]:
-    """All examples of a data set, as arrays. Raises `TrainingError` where they are too large."""
     examples: list[list[np.ndarray]] = []
     size = 0
     for example in part:
@@ -194,12 +181,3 @@ def _steps(data: Data, position: Position) -> Iterator[np.ndarray]:
             start = first + step * layout.global_batch
             yield np.concatenate([[epoch], places[start : start + layout.global_batch]])
         first = 0
-
-
-def _gathered(source: Iterator[Batch], rows: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
-    with tf.device("CPU:0"):
-        return tf.nest.map_structure(lambda array: tf.gather(array, rows[start + 1 : stop]), next(source))
-
-
-def _next(source: Iterator[Batch], rows: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
-    return tf.nest.map_structure(lambda leaf: leaf[: stop - start - 1], next(source))

@@ -1,9 +1,8 @@
 """Turns a call of Keras's `fit` into a training by our loop, in the user's own processes and under their strategy.
 
 Keras's own `fit` fails under several of TensorFlow's strategies. This takes the same arguments, gives back the same
-history, and refuses in words what it cannot honour. Steps, exact sums and hooks are those of `pipeline.train`.
-
-With several processes each calls `fit` with the same arguments; callbacks run in the first, and all obey.
+history, and refuses what it cannot honour. With several processes each calls `fit` with the same arguments; callbacks
+run in the first, and all obey.
 
 >>> import numpy as np
 >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -39,8 +38,7 @@ from pipeline.worker.fit.passes import Passes
 from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.patched import patched
 from pipeline.worker.tensorflow import agreement, build, equality_check
-from pipeline.worker.tensorflow.collective import Addend, over
-from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.collective import over
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.training import Training
 
@@ -77,25 +75,32 @@ def fit(
     gather: bool = False,
     check: bool = True,
 ) -> keras.callbacks.History:
-    """Trains a compiled model as `model.fit` would on one device, on all replicas of a strategy.
+    """Trains a compiled model as `model.fit` would on one device, on all replicas of a strategy, by default its own.
 
-    Every argument is that of `keras.Model.fit`. `strategy` is by default the one that the model was made under.
-    With `gather` every replica computes losses on the whole global batch, as losses over pairs of examples need. With
-    `check` what replicas make of a few examples otherwise than one device does is warned of before a model's first fit.
+    Other arguments are those of `keras.Model.fit`. With `gather` replicas compute losses on the whole global batch, as
+    losses over pairs of examples need. With `check` a few examples are compared with one device before the first fit.
     Raises `UserError` for what cannot be honoured.
     """
     strategy, loop_class, where = _checked(model, strategy, gather)
-    hooks = _callbacks(callbacks, where)
-    epochs, steps_per_epoch = min(epochs, keras.config.max_epochs() or epochs), _capped(steps_per_epoch)
-    due = _due(model, validation_freq)
-    (x, y, sample_weight), validation_data = _split(x, y, sample_weight, validation_split, validation_data)
+    hooks, due = _callbacks(callbacks, where), _due(model, validation_freq)
+    # Keras's settings for debugging runs hold here too.
+    epochs = min(epochs, keras.config.max_epochs() or epochs)
+    if cap := keras.config.max_steps_per_epoch():
+        steps_per_epoch, validation_steps = (min(steps or cap, cap) for steps in (steps_per_epoch, validation_steps))
+    x, y, sample_weight = parts = conversion.for_keras(x, y, sample_weight, "training")
+    if validation_split and validation_data is None:
+        # The last examples.
+        split = array_slicing.train_validation_split(parts, validation_split=validation_split)
+        (x, y, sample_weight), validation_data = split
     with _adding(strategy):
         train = passes.passes(
             where, x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle,
             seed=_agreed_seed(strategy, where, x), class_weight=class_weight,
         )  # fmt: skip
-        held_out = _held_out(where, validation_data, validation_batch_size, batch_size, _capped(validation_steps))
-        per_call = _steps_per_call(model, hooks, train)
+        held_out = _held_out(where, validation_data, validation_batch_size, batch_size, validation_steps)
+        per_call = None
+        if train.one_by_one or model.steps_per_execution > 1 or any(map(_sees_every_batch, hooks)):
+            per_call = 1 if train.one_by_one else int(model.steps_per_execution)
         _check_same(strategy, where, {
             "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch,
             "batch_size": batch_size, "validation_steps": validation_steps, "number of callbacks": len(hooks),
@@ -108,7 +113,10 @@ def fit(
         note = functools.partial(warnings.warn, stacklevel=2) if where.chief else str
         loop, adding = vars(model).get(KEPT_AS), Pausable(over(strategy))
         with build.lent(model, strategy, train.spec, adding, note, gather):
-            _check_labels(model, train, held_out)
+            outputs = labels.outputs(model, train.spec)
+            for name, data in (("training", train), ("validation", held_out)):
+                if data is not None and data.labels is not None:
+                    labels.check_values(outputs, data.labels, name)
             _check_made_under(strategy, model.metrics_variables)
             # That of an earlier `fit`, as long as the model is compiled as it was then.
             is_new = not isinstance(loop, loop_class) or not loop.serves(model, strategy, train, gather)
@@ -116,45 +124,15 @@ def fit(
                 loop = loop_class(model, strategy, train, where.chief, where.processes == 1, gather, adding)
                 # Past Keras's own setter, which looks for weights in everything.
                 vars(model)[KEPT_AS] = loop
-            with loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due):
+            with loop.over(train, held_out, steps_per_epoch, validation_steps, due):
                 if check and is_new and where.replicas > 1:
-                    _warn_of_differences(loop, adding, where, train, note)
+                    compared = equality_check.check(loop, adding, where, train.sample)
+                    if compared.outcome == "different" and not compared.noted:
+                        advice = compared.advice.replace("train.gather=true", "gather=True")
+                        advice = advice.replace("train.check=off", "check=False")
+                        note(f"{compared.said(where.replicas)} {advice}".replace("on a small", "On a small", 1))
                 make_hooks = functools.partial(KerasHooks, train.spec, initial_epoch, verbose)
                 return _train(loop, epochs, hooks, make_hooks, 1 if loop.step_by_step else per_call)
-
-
-def _split(
-    x: FitData, y: FitData, sample_weight: FitData, part: float, held_out: FitData
-) -> tuple[tuple[FitData, FitData, FitData], FitData]:
-    """(training data, validation data): the last `part` of what is given where that is asked for, else `held_out`."""
-    parts = conversion.for_keras(x, y, sample_weight, "training")
-    if not part or held_out is not None:
-        return parts, held_out
-    train, validation = array_slicing.train_validation_split(parts, validation_split=part)
-    return train, validation
-
-
-def _loop_class(strategy: tf.distribute.Strategy, gather: bool) -> type[KerasLoop]:
-    """The loop that trains under a strategy: here a strategy is told from another, and nowhere else."""
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        whole = "gather=False under asynchronous workers, each of whose batches is a whole one"
-        refuse((gather, whole, "gather=True", "gather=False"))
-        return AsyncKerasLoop
-    name = type(strategy).__name__
-    refuse(
-        (isinstance(strategy, tf.distribute.TPUStrategy), "a strategy on CPUs or GPUs", "TPUStrategy",
-         "python -m pipeline strategy=tpu, whose batches are of one size"),
-        (name == "CentralStorageStrategy", "a strategy that Keras 3 counts metrics right under", f"TensorFlow's {name}",
-         'pipeline.strategies.central_storage(("CPU:0", "CPU:1")), which is the same with that put right'),
-    )  # fmt: skip
-    return KerasLoop
-
-
-def _check_labels(model: keras.Model, train: Passes, held_out: Passes | None) -> None:
-    outputs = labels.outputs(model, train.spec)
-    for name, data in (("training", train), ("validation", held_out)):
-        if data is not None and data.labels is not None:
-            labels.check_values(outputs, data.labels, name)
 
 
 def _train(
@@ -167,26 +145,14 @@ def _train(
     """Trains to the end, in calls of so many steps, or as many as the first steps' pace asks for."""
     # The user reads the history, and no events.
     training = Training(loop, epochs, None, callbacks, lambda _: None, hooks=make_hooks, must_be_finite=False)
-    timed = []
     if steps_per_call is None:
-        for _ in training.advance(1, 1):
-            pass
-        timed = list(training.advance(TIMED_STEPS, TIMED_STEPS))
-    if timed:
-        pace = sum(call.seconds for call in timed) / max(1, sum(call.steps for call in timed))
-        steps_per_call = int(loop.hooks.from_first(measure.steps_per_call(pace, loop.concurrent_steps)))
+        list(training.advance(1, 1))
+        if timed := list(training.advance(TIMED_STEPS, TIMED_STEPS)):
+            pace = sum(call.seconds for call in timed) / max(1, sum(call.steps for call in timed))
+            steps_per_call = int(loop.hooks.from_first(measure.steps_per_call(pace, loop.concurrent_steps)))
     for _ in training.advance(None, steps_per_call or 1):
         pass
     return loop.hooks.history()
-
-
-def _steps_per_call(model: keras.Model, hooks: Sequence[keras.callbacks.Callback], train: Passes) -> int | None:
-    """Steps in a call of the compiled loop; None leaves it to their pace."""
-    if train.one_by_one:
-        return 1
-    if model.steps_per_execution > 1:
-        return int(model.steps_per_execution)
-    return 1 if any(map(_sees_every_batch, hooks)) else None
 
 
 def _sees_every_batch(callback: keras.callbacks.Callback) -> bool:
@@ -207,10 +173,31 @@ def _checked(
     model: keras.Model, named: tf.distribute.Strategy | None, gather: bool
 ) -> tuple[tf.distribute.Strategy, type[KerasLoop], ReplicaPlace]:
     """Returns the strategy of a model, its loop and this process's place; refuses a model that cannot train so."""
-    _check_model(model)
+    backend, kind = keras.backend.backend(), type(model).__name__
+    own = "python -m pipeline, which makes such steps; or compute_loss and add_loss, which are honoured"
+    refuse(
+        (backend != "tensorflow", "Keras on TensorFlow for pipeline.fit", f"KERAS_BACKEND={backend}",
+         "KERAS_BACKEND=tensorflow, or python -m pipeline with backend=jax"),
+        (not isinstance(model, keras.Model), "a keras.Model", kind, "keras.Sequential([...])"),
+    )  # fmt: skip
+    for name in filter(functools.partial(reduction.is_own, model), ("train_step", "test_step")):
+        raise UserError(f"a model without a {name} of its own", f"{kind}, which has one", own)
+    if not model.compiled or model.optimizer is None:
+        raise UserError("a compiled model", "one that is not", "model.compile(optimizer, loss) first")
     strategy = named or model.distribute_strategy
     _check_made_under(strategy, [*model.variables, *model.optimizer.variables])
-    loop_class, where = _loop_class(strategy, gather), passes.place(strategy)
+    # Here a strategy is told from another, and nowhere else.
+    asynchronous, under = isinstance(strategy, tf.distribute.ParameterServerStrategy), type(strategy).__name__
+    refuse(
+        (gather and asynchronous, "gather=False under asynchronous workers, each of whose batches is a whole one",
+         "gather=True", "gather=False"),
+        (isinstance(strategy, tf.distribute.TPUStrategy), "a strategy on CPUs or GPUs", "TPUStrategy",
+         "python -m pipeline strategy=tpu, whose batches are of one size"),
+        (under == "CentralStorageStrategy", "a strategy that Keras 3 counts metrics right under",
+         f"TensorFlow's {under}",
+         'pipeline.strategies.central_storage(("CPU:0", "CPU:1")), which is the same with that put right'),
+    )  # fmt: skip
+    where = passes.place(strategy)
     # On a GPU without a strategy, Keras resolves "auto" to True: nobody asked for it.
     asked_for = where.replicas > 1 or not tf.config.list_physical_devices("GPU")
     refuse(
@@ -219,13 +206,7 @@ def _checked(
         (model.jit_compile and asked_for, "a model that is not compiled with XLA, which fails with several replicas",
          "jit_compile=True", 'jit_compile="auto"'),
     )  # fmt: skip
-    return strategy, loop_class, where
-
-
-def _capped(steps: int | None) -> int | None:
-    """Keras's setting for debugging runs, `keras.config.set_max_steps_per_epoch`, holds here too."""
-    cap = keras.config.max_steps_per_epoch()
-    return min(steps or cap, cap) if cap else steps
+    return strategy, AsyncKerasLoop if asynchronous else KerasLoop, where
 
 
 def _held_out(
@@ -235,21 +216,17 @@ def _held_out(
         return None
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     x, y, sample_weight = conversion.for_keras(x, y, sample_weight, "validation")
-    if not isinstance(x, tf.data.Dataset):
-        batch_size = batch_size or train_batch_size
-        arrays = keras.tree.flatten([array for array in (x, y, sample_weight) if array is not None])
-        if steps is not None and batch_size is not None and all(map(_is_array, arrays)):
-            # What so many steps see.
-            seen = slice(batch_size * steps)
-            x, y, sample_weight = (
-                array if array is None else keras.tree.map_structure(lambda leaf: leaf[seen], array)
-                for array in (x, y, sample_weight)
-            )
+    if isinstance(x, tf.data.Dataset):
+        return passes.passes(where, x, y, sample_weight, batch_size=batch_size, steps=steps)
+    batch_size = batch_size or train_batch_size
+    leaves = [leaf for leaf in keras.tree.flatten((x, y, sample_weight)) if leaf is not None]
+    sliced = all(array_slicing.can_slice_array(leaf) and hasattr(leaf, "shape") for leaf in leaves)
+    if steps is not None and batch_size is not None and sliced:
+        # What so many steps see.
+        x, y, sample_weight = keras.tree.map_structure(
+            lambda leaf: None if leaf is None else leaf[: batch_size * steps], (x, y, sample_weight), none_is_leaf=True
+        )
     return passes.passes(where, x, y, sample_weight, batch_size=batch_size, steps=steps)
-
-
-def _is_array(leaf: object) -> bool:
-    return leaf is None or (array_slicing.can_slice_array(leaf) and hasattr(leaf, "shape"))
 
 
 def _agreed_seed(strategy: tf.distribute.Strategy, where: ReplicaPlace, x: FitData) -> int:
@@ -261,16 +238,6 @@ def _agreed_seed(strategy: tf.distribute.Strategy, where: ReplicaPlace, x: FitDa
     if where.processes == 1:
         return seed
     return int(agreement.from_first(strategy, over(strategy))([tf.constant([seed], tf.float64)])[0][0])
-
-
-def _warn_of_differences(
-    loop: Loop, collective: Pausable[Addend], where: ReplicaPlace, train: Passes, note: Callable[[str], object]
-) -> None:
-    """Notes what all replicas make of a few examples otherwise than one device; all processes call it together."""
-    compared = equality_check.check(loop, collective, where, train.sample)
-    if compared.outcome == "different" and not compared.noted:
-        advice = compared.advice.replace("train.gather=true", "gather=True").replace("train.check=off", "check=False")
-        note(f"{compared.said(where.replicas)} {advice}".replace("on a small", "On a small", 1))
 
 
 @contextlib.contextmanager
@@ -301,20 +268,6 @@ def _adding(strategy: tf.distribute.Strategy) -> Iterator[None]:
         raise UserError("sums over replicas to work", received, instead) from error
 
 
-def _check_model(model: object) -> None:
-    backend = keras.backend.backend()
-    if backend != "tensorflow":
-        instead = "KERAS_BACKEND=tensorflow, or python -m pipeline with backend=jax"
-        raise UserError("Keras on TensorFlow for pipeline.fit", f"KERAS_BACKEND={backend}", instead)
-    if not isinstance(model, keras.Model):
-        raise UserError("a keras.Model", type(model).__name__, "keras.Sequential([...])")
-    for name in filter(functools.partial(reduction.is_own, model), ("train_step", "test_step")):
-        instead = "python -m pipeline, which makes such steps; or compute_loss and add_loss, which are honoured"
-        raise UserError(f"a model without a {name} of its own", f"{type(model).__name__}, which has one", instead)
-    if not model.compiled or model.optimizer is None:
-        raise UserError("a compiled model", "one that is not", "model.compile(optimizer, loss) first")
-
-
 def _check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]) -> None:
     foreign = [variable for variable in variables if not strategy.extended.variable_created_in_scope(variable.value)]
     if foreign:
@@ -326,7 +279,6 @@ def _check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[kera
 def _callbacks(
     structure: Nested[keras.callbacks.Callback] | None, where: ReplicaPlace
 ) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks as a list; refuses what is none, and a call that would make each process save."""
     own = structure.callbacks if isinstance(structure, keras.callbacks.CallbackList) else structure
     flat = [callback for callback in keras.tree.flatten(own) if callback is not None]
     wrong = [type(callback).__name__ for callback in flat if not isinstance(callback, keras.callbacks.Callback)]
@@ -355,7 +307,6 @@ def _check_same(strategy: tf.distribute.Strategy, where: ReplicaPlace, arguments
 
 
 def _due(model: keras.Model, validation_freq: int | Sequence[int]) -> Callable[[int], bool]:
-    """Returns whether an epoch, by its number, is validated."""
     wrong = not isinstance(validation_freq, int | list | tuple | set | range) or validation_freq == 0
     expected = "validation_freq to be a number of epochs or a list of them"
     refuse((wrong, expected, f"{validation_freq!r}", "validation_freq=1"))

@@ -1,7 +1,4 @@
-"""Epochs as Keras's `fit` has them: passes over the data, validation every so often, its logs, and its callbacks.
-
-Callbacks that evaluate are answered by a copy of the model, made in one of Keras's ways.
-"""
+"""Epochs as Keras's `fit` has them: passes over the data, validation every so often, its logs, and its callbacks."""
 
 import contextlib
 import json
@@ -9,6 +6,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -49,17 +47,10 @@ class KerasLoop(Loop):
         collective: Collective[Addend] | None = None,
     ) -> None:
         super().__init__(model, strategy, train, chief=chief, alone=alone, collective=collective, gather=gather)  # type: ignore[arg-type]
-        self._validate = self._validation_function(None)
-        self._made_for = _parts(model, strategy, train, gather)
-        self._passes: Passes = train
-        self._validated: Passes | None = None
-        self._steps: int | None = None
-        self._validation_steps: int | None = None
-        self._due: Callable[[int], bool] = bool
-        self._seen, self._fed = 0, False
+        self._validate, self._made_for = self._validation_function(None), _parts(model, strategy, train, gather)
 
     def serves(self, model: keras.Model, strategy: tf.distribute.Strategy, train: Passes, gather: bool) -> bool:
-        """True if the compiled functions are those of this model as it is compiled now. Tracing them takes longest."""
+        """True if the compiled functions are those of this model as it is compiled now."""
         now = _parts(model, strategy, train, gather)
         return len(now) == len(self._made_for) and all(map(operator.is_, now, self._made_for))
 
@@ -116,10 +107,12 @@ class KerasLoop(Loop):
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains up to `count` steps of the pass over the data; none where it turns out to have ended."""
         assert self._training is not None, "an epoch begins before its steps"
-        passing = self._training
+        passing: Any = self._training
         try:
             if self._passes.one_by_one:
-                self._training = _single(passing)
+                # A compiled step that finds no element has by then done what needs none, such as counting itself.
+                variant = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(passing.get_next()))
+                self._training = iter(tf.data.experimental.from_variant(variant, passing.element_spec))
             result = super().call(count, wanted)
         except tf.errors.OutOfRangeError:
             if not self.alone:
@@ -196,26 +189,17 @@ class KerasLoop(Loop):
 
     def _begun(self, data: Passes) -> Batches:
         """Begins another pass. Raises `UserError`, on all processes, where it is no pass of one length for them."""
-        batches = data.begin()
+        batches, length = data.begin(), data.length or 0
         if data.varies and not self.alone:
-            first = self.hooks.from_first(float(data.length or 0))
-            differs = any(self.added([float(first != (data.length or 0))]))
-            received = f"{data.length or 'none'} here and {first:g} in the first"
+            first = self.hooks.from_first(float(length))
+            differs = any(self.added([float(first != length)]))
+            received = f"{length or 'none'} here and {first:g} in the first"
             expected = "a PyDataset of as many batches in every process"
             refuse((differs, expected, received, "a length that goes by the epoch alone"))
         return batches
 
 
-def _single(passing: Batches) -> Batches:
-    """An iterator over the next element alone; raises `tf.errors.OutOfRangeError` where there is none."""
-    # A compiled step that finds none has by then done what needs no data, such as counting itself.
-    only = tf.data.Dataset.from_tensors(passing.get_next())  # type: ignore[attr-defined]
-    variant = tf.data.experimental.to_variant(only)
-    return iter(tf.data.experimental.from_variant(variant, passing.element_spec))  # type: ignore[attr-defined,no-any-return]
-
-
 def _parts(model: keras.Model, strategy: tf.distribute.Strategy, train: Passes, gather: bool) -> list[object]:
-    """Returns what the compiled functions were traced from."""
     compiled = [model.optimizer, model._compile_loss, model._compile_metrics]
     return [strategy, *compiled, train.always_fed, gather, *model.trainable_variables]
 
@@ -244,9 +228,8 @@ class AsyncKerasLoop(AsyncLoop, KerasLoop):
     def call(self, count: int, wanted: int = 0) -> Call:
         """The results of the next call that a worker has made; see `AsyncLoop.call`."""
         result = super().call(count, wanted)
-        self._seen += result.steps
-        if self._seen == self._passes.length:
-            self._seen = 0
+        steps = self._seen + result.steps
+        self._seen = 0 if steps == self._passes.length else steps
         return result
 
     def _begin_pass(self) -> None:
@@ -266,7 +249,6 @@ class KerasHooks(Callbacks):
         epochs: int,
         steps: int,
     ) -> None:
-        """`spec` is a batch of what it trains on, in shape and type."""
         steps_per_epoch = None if steps == UNTIL_IT_ENDS else steps
         super().__init__(
             callbacks, loop, epochs, steps_per_epoch, verbose, partial(copied, loop.model, spec), tables.weights
@@ -274,17 +256,10 @@ class KerasHooks(Callbacks):
         loop.hooks, self.epoch, self._initial_epoch = self, 0, initial_epoch
         self.every_test_batch = any(overrides(callback, TEST_BATCH_HOOKS) for callback in callbacks)
 
-    @property
-    def first_epoch(self) -> int:
-        """Keras's: where a callback has restored a training, the epoch after it."""
-        return self.model._initial_epoch or self._initial_epoch
-
     def call(self, hook: str, *arguments: int | Mapping[str, float]) -> None:
         """Runs `hook`; see `Callbacks`."""
         if hook == "on_epoch_begin":
-            (epoch,) = arguments
-            assert isinstance(epoch, int), "Keras's hook takes the epoch"
-            self.epoch = epoch
+            self.epoch = cast("int", arguments[0])
         if hook in TEST_BATCH_HOOKS and not self.every_test_batch:
             return
         super().call(hook, *arguments)
@@ -292,6 +267,8 @@ class KerasHooks(Callbacks):
             # `BackupAndRestore` has read them in the first process alone.
             self._send_values(self.loop.variables())
             self.model._initial_epoch = int(self.from_first(self.model._initial_epoch or 0)) or None
+        # Where a callback has restored a training, the epoch after it.
+        self.first_epoch = self.model._initial_epoch or self._initial_epoch
 
     def from_first(self, number: float) -> float:
         """The first process's number, on every process."""
@@ -331,7 +308,11 @@ def copied(model: keras.Model, batch: Batch) -> keras.Model:
         instead = "get_config and from_config in its class, or to evaluate after fit"
         raise TrainingError("a model that Keras can copy, for callbacks that evaluate or predict", received, instead)
     config = model._compile_config.config
-    metrics = {name: keras.tree.map_structure(_fresh, config[name]) for name in ("metrics", "weighted_metrics")}
+
+    def fresh(metric: object) -> object:
+        return type(metric).from_config(metric.get_config()) if isinstance(metric, keras.metrics.Metric) else metric
+
+    metrics = {name: keras.tree.map_structure(fresh, config[name]) for name in ("metrics", "weighted_metrics")}
     copy.compile("sgd", config["loss"], config["loss_weights"], **metrics)
     copy._symbolic_build(data_batch=batch)
     return copy
@@ -347,7 +328,3 @@ def _layer_again(layer: keras.layers.Layer) -> keras.layers.Layer:
         if not layer.variables:
             return layer
         raise
-
-
-def _fresh(metric: object) -> object:
-    return type(metric).from_config(metric.get_config()) if isinstance(metric, keras.metrics.Metric) else metric

@@ -1,12 +1,11 @@
 """Turns the data that Keras's `fit` takes into each step's batches for this process's replicas, pass after pass.
 
-An element of a batched data set is a global batch, as in Keras: every process reads all of them, and each replica
-trains its even share of each, also of a smaller last one. So any number of replicas sees one device's global batches.
+An element of a batched data set is a global batch, as in Keras, which all processes read, and of which each replica
+trains its even share.
 """
 
 import abc
 import sys
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -47,14 +46,13 @@ def place(strategy: tf.distribute.Strategy) -> ReplicaPlace:
 class Passes(abc.ABC):
     """Global batches in passes: after the last of a pass, the next one begins with the first.
 
-    `steps` is the number of batches in a pass, or None where it is `endless` or only reading tells. As in Keras, an
-    epoch may be a part of a pass, and what the data do around epochs is asked of them at the same moments.
+    `steps` of one are None where it is `endless` or only reading tells. An epoch may be a part of a pass, as in Keras.
     """
 
     steps: int | None
     # Batches of the pass that began last, which may be fewer.
     length: int | None
-    # May processes, each of which has its own, find passes of several lengths?
+    # True if processes, each of which has its own, may find passes of several lengths.
     varies: bool = False
     endless: bool = False
     examples: int | None = None
@@ -150,8 +148,6 @@ def passes(
 
 
 class _Arrays(Passes):
-    """Arrays, of which each step gathers its examples by their numbers."""
-
     def __init__(self, adapter: ArrayDataAdapter, where: ReplicaPlace, shuffle: bool | str, seed: int) -> None:
         instead = "shuffle=False: the order of the examples within a batch changes no gradient"
         refuse((shuffle not in (True, False), "shuffle to be True or False", f"{shuffle!r}", instead))
@@ -191,7 +187,7 @@ class _Batches(Passes):
     def __init__(
         self, adapter: Any, data: tf.data.Dataset, steps: int | None, endless: bool, where: ReplicaPlace
     ) -> None:
-        specs: list[tf.TensorSpec] = tf.nest.flatten(data.element_spec)
+        options, specs = data.options(), tf.nest.flatten(data.element_spec)
         wrong = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank]
         instead = "dataset.batch, and tf.ensure_shape, .to_tensor() or tf.sparse.to_dense in dataset.map"
         refuse((wrong, "batches of dense tensors whose rank is known", next(iter(wrong), None), instead))
@@ -200,12 +196,16 @@ class _Batches(Passes):
         self.length, self.varies = steps, hasattr(adapter, "py_dataset")
         self.always_fed = where.replicas == 1 or all(size is not None and size >= where.replicas for size in fixed)
         self.spec = _symbols(data.element_spec)
-        if _is_own(data, where):
-            shares = _own(data, where, fixed)
+        if where.processes > 1 and options.experimental_distribute.auto_shard_policy in (OFF, FILE):
+            shares = _own(data, where, fixed[0])
         else:
             # Each element is the global batch, read by every process: TensorFlow's auto-sharding by data.
-            shares = _mapped(data, lambda batch: _cut(batch, where.first, where.local, where.replicas))
-        shares = _options(data, shares)
+            shares = _shared(data, where.first, where.local, where.replicas)
+        if options.autotune.enabled is None:
+            # Unless asked for: the tuner's thread holds up the end of an iterator, which is each epoch's, for seconds.
+            untuned = tf.data.Options()
+            untuned.autotune.enabled = False
+            shares = shares.with_options(untuned)
         # A PyDataset, whose hooks may change what is read, is read ahead as far as Keras reads it.
         self._shares = shares if self.varies else shares.prefetch(2)
 
@@ -237,16 +237,10 @@ class _Batches(Passes):
         iter(self._shares)
 
 
-def _is_own(data: tf.data.Dataset, where: ReplicaPlace) -> bool:
-    """True if the user said that each process reads data of its own."""
-    return where.processes > 1 and data.options().experimental_distribute.auto_shard_policy in (OFF, FILE)
-
-
-def _own(data: tf.data.Dataset, where: ReplicaPlace, fixed: Sequence[int | None]) -> tf.data.Dataset:
+def _own(data: tf.data.Dataset, where: ReplicaPlace, size: int | None) -> tf.data.Dataset:
     """Each process reads its own batches, of which it trains its part of a global batch a step, as TensorFlow does."""
     # What ends would end at different steps, so only data without end is taken.
     policy = data.options().experimental_distribute.auto_shard_policy
-    size = fixed[0]
     if policy == FILE or int(data.cardinality()) != tf.data.INFINITE_CARDINALITY or not size or size % where.replicas:
         raise UserError(
             f"data without end in batches of a fixed size that divides evenly over {where.replicas} replicas "
@@ -255,40 +249,24 @@ def _own(data: tf.data.Dataset, where: ReplicaPlace, fixed: Sequence[int | None]
             f"dataset.shard, dataset.repeat() and dataset.batch({where.replicas * 32}, drop_remainder=True) with "
             "steps_per_epoch=100; or auto_shard_policy DATA, where each process reads all and trains its share",
         )
-    part = size // where.processes
-    part_of_each = data.rebatch(part, drop_remainder=True)
-    return _mapped(part_of_each, lambda batch: _cut(batch, 0, where.local, where.local, times=where.processes))
+    part_of_each = data.rebatch(size // where.processes, drop_remainder=True)
+    return _shared(part_of_each, 0, where.local, where.local, times=where.processes)
 
 
-def _cut(batch: Batch, first: int, local: int, parts: int, times: int = 1) -> Step:
-    """(examples of the global batch, the shares of `local` replicas from `first` on): `parts` share the batch."""
-    size = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
-    edges = [size * (first + number) // parts for number in range(local + 1)]
-    return tf.cast(size * times, tf.float32), pieces(batch, edges)
-
-
-def _options(data: tf.data.Dataset, shares: tf.data.Dataset) -> tf.data.Dataset:
-    options = tf.data.Options()
-    if data.options().autotune.enabled is None:
-        # Unless asked for: the tuner's thread holds up the end of an iterator, which is each epoch's, for seconds.
-        options.autotune.enabled = False
-    return shares.with_options(options)
-
-
-def _mapped(data: tf.data.Dataset, function: Callable[[Batch], Step]) -> tf.data.Dataset:
-    """`map` with the element whole, also where it is a tuple, which `map` spreads over a function's arguments."""
+def _shared(data: tf.data.Dataset, first: int, local: int, parts: int, times: int = 1) -> tf.data.Dataset:
+    """(examples of the global batch, the shares of `local` replicas from `first` on): `parts` share each element."""
+    # `map` spreads a tuple over a function's arguments.
     whole = isinstance(data.element_spec, tuple)
 
-    def on_element(*element: Batch) -> Step:
-        return function(element if whole else element[0])
+    def cut(*element: Batch) -> Step:
+        batch = element if whole else element[0]
+        size = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+        edges = [size * (first + number) // parts for number in range(local + 1)]
+        return tf.cast(size * times, tf.float32), pieces(batch, edges)
 
-    return data.map(tf.autograph.experimental.do_not_convert(on_element))
+    return data.map(tf.autograph.experimental.do_not_convert(cut))
 
 
 def _symbols(like: Spec | Batch) -> Nested[keras.KerasTensor]:
-    """A batch of two examples in shape and type alone, in the structure of the data."""
-
-    def symbol(leaf: tf.TensorSpec | tf.Tensor) -> keras.KerasTensor:
-        return keras.KerasTensor((2, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype))
-
-    return tf.nest.map_structure(symbol, like)
+    dtype = keras.backend.standardize_dtype
+    return tf.nest.map_structure(lambda leaf: keras.KerasTensor((2, *leaf.shape[1:]), dtype(leaf.dtype)), like)

@@ -1,15 +1,11 @@
 """Gradients that travel in one bucket, as one array, where XLA would add up one array after the other.
 
-On CPUs each takes some 0.1 ms, however small, of which a small model's step is made; large ones, too, are added up
-faster in one piece, and processes of one host add it through the memory that they share. So each device computes the
-mean loss of its own examples, its gradients and what metrics add up, and one array of all of these is summed over the
-devices. Where each has as many examples and none meets another on its way to the loss, that is what one device
-computes. It is done for models that are made of layers, losses and metrics of which this is known, and for batches
-whose examples have no weights.
+On CPUs each array takes some 0.1 ms, however small, and processes of one host add one through memory that they share.
+So one array holds the mean loss of a device's examples, its gradients and what metrics add up. That sums up to what one
+device computes for models of known layers, losses and metrics, in which no example meets another before the loss.
 
-Shared memory is reached from inside a compiled step by XLA's foreign function interface: a program calls what is
-registered there, a function of Python as well, with the numbers where they lie. Its structures, of which a function
-reads the first fields, are those of `xla/ffi/api/c_api.h` beside jaxlib, which still calls functions of earlier ones.
+Compiled steps reach shared memory by XLA's foreign function interface, whose structures are those of
+`xla/ffi/api/c_api.h` beside jaxlib, which still calls functions of earlier ones.
 """
 
 import ctypes
@@ -46,6 +42,8 @@ LAYERS = frozenset({
     layers.MaxPooling1D, layers.MaxPooling2D, layers.Multiply, layers.ReLU, layers.Rescaling, layers.Reshape,
     layers.RMSNormalization, layers.SeparableConv2D, layers.Subtract, layers.ZeroPadding2D,
 })  # fmt: skip
+# An axis, or axes, within an example.
+ALONG_LAST = (-1, [-1], (-1,))
 # Those whose mean over a batch is that over its examples.
 LOSSES = frozenset({
     losses.binary_crossentropy, losses.categorical_crossentropy, losses.mean_absolute_error, losses.mean_squared_error,
@@ -95,7 +93,13 @@ def fits(model: keras.Model, variables: step.Variables, mesh: Mesh) -> bool:
         and not model.losses
         and _is_of_examples(model)
         and _is_mean(model)
-        and all(map(_is_added_up, [] if metrics is None else metrics.metrics))
+        # Each is a sum over examples, and their number.
+        and all(
+            type(metric).update_state is keras.metrics.MeanMetricWrapper.update_state
+            and _is_function_of_keras(metric._fn)
+            and _is_usual(metric._fn_kwargs)
+            for metric in ([] if metrics is None else metrics.metrics)
+        )
     )
 
 
@@ -103,10 +107,10 @@ def _is_of_examples(layer: Any) -> bool:
     """True if a layer, or a model of layers, makes of an example what it would make of it alone."""
     if isinstance(layer, keras.Model):
         inner = layer.layers if isinstance(layer, keras.Sequential) else getattr(layer, "operations", [None])
-        return _is_of_keras(layer) and all(map(_is_of_examples, inner))
+        return type(layer).__module__.startswith("keras.") and all(map(_is_of_examples, inner))
     return (
         type(layer) in LAYERS
-        and _is_along_last(getattr(layer, "axis", -1))
+        and getattr(layer, "axis", -1) in ALONG_LAST
         and not getattr(layer, "mask_zero", False)
         and layer.activity_regularizer is None
         and _is_function_of_keras(getattr(layer, "activation", None) or keras.activations.linear)
@@ -120,37 +124,20 @@ def _is_mean(model: keras.Model) -> bool:
         return False
     loss = losses_of_model[0].loss
     return (
-        _is_of_keras(loss)
+        type(loss).__module__.startswith("keras.")
         and loss.reduction == "sum_over_batch_size"
         and getattr(loss, "fn", None) in LOSSES
         and _is_usual(loss._fn_kwargs)
     )
 
 
-def _is_added_up(metric: keras.metrics.Metric) -> bool:
-    """True if a metric is a sum over examples, and their number."""
-    return (
-        type(metric).update_state is keras.metrics.MeanMetricWrapper.update_state
-        and _is_function_of_keras(metric._fn)
-        and _is_usual(metric._fn_kwargs)
-    )
-
-
 def _is_usual(arguments: Mapping[str, Any]) -> bool:
     """True if a function, with these arguments, looks at each example by itself and counts all alike."""
-    return _is_along_last(arguments.get("axis", -1)) and arguments.get("ignore_class") is None
-
-
-def _is_along_last(axis: Any) -> bool:
-    return axis in (-1, [-1], (-1,))
+    return arguments.get("axis", -1) in ALONG_LAST and arguments.get("ignore_class") is None
 
 
 def _is_function_of_keras(function: Any) -> bool:
     return inspect.isfunction(function) and function.__module__.startswith("keras.")
-
-
-def _is_of_keras(thing: object) -> bool:
-    return type(thing).__module__.startswith("keras.")
 
 
 def packed(arrays: list[Any]) -> Any:
@@ -202,21 +189,16 @@ _Frame = _struct(
     ("results", _Buffers),
 )  # fmt: skip
 
-
 # What XLA calls lives as long as the process.
 _registered: list[object] = []
 
 
 def of_plan(plan: Plan, process: Process) -> Add:
-    """Returns what a plan's processes, all of one host, add by; all of them call it, once.
-
-    Raises `ConnectionRefusedError` in all if one cannot share memory.
-    """
+    """Returns what a plan's processes, all of one host, add by; `ConnectionRefusedError` where memory is not shared."""
     number, count = plan.leaders.index(process.rank), len(plan.leaders)
     client, calls = distributed.global_state.client, itertools.count()
 
     def tell_all(text: str) -> list[str]:
-        """Returns what each says, through the process that coordinates them; all call it together."""
         call = next(calls)
         # Of no length a value is none.
         client.key_value_set(f"{TARGET}/{call}/{number}", f"{text}\n")
@@ -230,8 +212,7 @@ def of_plan(plan: Plan, process: Process) -> Add:
 def adding(memory: Memory) -> Add:
     """Returns what adds arrays, float32, over the processes that share memory; called once in a process.
 
-    Of a compiled program they call it once a step, and in the same order. Small arrays are packed into one: to XLA one
-    costs less than to Python, until it has much to copy.
+    Small arrays are packed into one: to XLA one costs less than to Python, until it has much to copy.
     """
 
     @ctypes.CFUNCTYPE(c_void_p, POINTER(_Frame))  # type: ignore[untyped-decorator]

@@ -1,8 +1,4 @@
-"""Makes the plan's model under JAX, compiled with what the plan chooses, and refuses what its steps cannot do.
-
-For `train.remat`, `jax.checkpoint` forgets what a block computes, and computes it again on the way back. The model's
-size is read from the built model, and what a step holds from what XLA makes of it, of shapes alone.
-"""
+"""Makes the plan's model under JAX, compiled with what the plan chooses, and refuses what its steps cannot do."""
 
 import contextlib
 import functools
@@ -22,12 +18,11 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.size import Moment, Size
 from pipeline.worker import compiling, labels, variables
 from pipeline.worker.compiling import check_batches, check_made, compile_chosen
-from pipeline.worker.jax import layouts, step
+from pipeline.worker.jax import step
 from pipeline.worker.jax.compiled import lowered
-from pipeline.worker.jax.data import PARTS, ProcessData
-from pipeline.worker.jax.devices import BATCH, MODEL, on_cpu
+from pipeline.worker.jax.data import PARTS, ProcessData, of_batch
+from pipeline.worker.jax.devices import BATCH, MODEL, derived_layout, on_cpu
 from pipeline.worker.jax.loop import JaxLoop
-from pipeline.worker.jax.reader import of_batch
 from pipeline.worker.model_error import ModelError
 
 # Examples of a replica for which a step is compiled, to tell what grows with them.
@@ -86,8 +81,6 @@ def _check(model: keras.Model, note: Callable[[str], object]) -> None:
 
 
 def _expect_loss(model: keras.Model, sample: Any) -> None:
-    """Refuses a model whose loss would be nothing, which Keras trains in silence under JAX."""
-
     def added(x: Any) -> list[Any]:
         with keras.StatelessScope(collect_losses=True):
             model(x)
@@ -158,7 +151,7 @@ def size_of(loop: JaxLoop, plan: Plan) -> Size:
     parts_of_replica = loop.mesh.shape[MODEL]
     cut: dict[str, tuple[int, ...]] = {}
     for parts in sorted({parts_of_replica, *CUT_OVER} - {1}):
-        layout = loop.cut if parts == parts_of_replica else layouts.derived(model, parts)
+        layout = loop.cut if parts == parts_of_replica else derived_layout(model, parts)
         cut |= {path: (*cut.get(path, ()), parts) for path in layout}
     listed, apart = variables.listed(model, (model.optimizer,), cut)
     leaves = jax.tree.leaves(arrays)

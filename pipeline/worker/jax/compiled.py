@@ -1,13 +1,10 @@
-"""Compiles a step: alone, and in a loop that leaves the host alone, for each shape of batch that comes; keeps what XLA
-compiles in a folder.
+"""Compiles a step, alone or in a loop that leaves the host alone, for each shape of batch; keeps programs in a folder.
 
-Such a loop is worth it on GPUs, and on CPUs for models without convolutions: inside a loop XLA's CPU compiler computes
-those on one thread, some fifty times slower, so that they take a call a step. On CPUs one loop makes any number of
-steps. On GPUs loops have some fixed sizes: the device would ask the host after each step whether another comes.
+A loop is worth it on GPUs, in some fixed sizes, as the device would ask the host after each step whether another comes;
+and on CPUs for models without convolutions, which XLA's CPU compiler computes on one thread inside a loop.
 
-A process that compiles the same takes it from the folder. Where that grows too large, what was used least recently
-goes. JAX has only the first process keep programs, though those of another are never the same, as they name its
-devices. And it writes a file in place, which a process that is killed meanwhile leaves broken for good.
+JAX has only the first process keep programs, though those of another are never the same, as they name its devices. And
+it writes a file in place, which a process that is killed meanwhile leaves broken for good. So both are done here.
 """
 
 import contextlib
@@ -28,8 +25,8 @@ from jax.sharding import Mesh
 
 from pipeline.plan.estimate import BLOCK_BYTES, LOOPS
 from pipeline.private_jax import LRUCache, compilation_cache, compiler
+from pipeline.worker.jax.data import ReadBlock
 from pipeline.worker.jax.devices import on_cpu
-from pipeline.worker.jax.reader import ReadBlock
 from pipeline.worker.jax.step import State, Step, everywhere
 
 # What batches take on a CPU that lie ready in one block; fewer than so many lie alone.
@@ -67,10 +64,7 @@ class CompiledSteps:
                 self.room = next(fitting, None)
 
     def __call__(self, state: State, block: ReadBlock, first: int, steps: int) -> tuple[State, list[Any]]:
-        """Makes so many steps on a block's batches from `first` on.
-
-        Returns (state, arrays of losses, of which as many count as there are steps).
-        """
+        """Makes steps on a block's batches from `first` on; (state, arrays of losses, whose first `steps` count)."""
         if not block.stacked:
             state, loss = self._made(1, state, block.batches)
             return state, [loss]
@@ -145,8 +139,7 @@ def keep(folder: Path) -> None:
 
 
 def _get(cache: LRUCache, key: str) -> bytes | None:
-    """Returns a program, which counts as used now; None if it is missing."""
-    path = _path(cache, key)
+    path = Path(cache.path) / f"{key}-cache"
     try:
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
         return path.read_bytes()
@@ -156,7 +149,7 @@ def _get(cache: LRUCache, key: str) -> bytes | None:
 
 def _put(cache: LRUCache, key: str, value: bytes) -> None:
     """Keeps a program, which is whole or missing, and removes those used least recently that are too many."""
-    path = _path(cache, key)
+    path = Path(cache.path) / f"{key}-cache"
     part = path.with_name(f"{key}.{secrets.token_hex(4)}")
     part.write_bytes(value)
     part.replace(path)
@@ -166,10 +159,6 @@ def _put(cache: LRUCache, key: str, value: bytes) -> None:
         total += status.st_size
         if total > MOST_BYTES:
             one.unlink(missing_ok=True)
-
-
-def _path(cache: LRUCache, key: str) -> Path:
-    return Path(cache.path) / f"{key}-cache"
 
 
 def _write(key: str, seconds: float, name: str, backend: Any, program: Any, callbacks: list[Any]) -> None:

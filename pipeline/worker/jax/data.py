@@ -1,16 +1,21 @@
-"""A process's data as NumPy arrays, and the order in which steps take their examples, the same as under TensorFlow.
+"""A process's data as NumPy arrays, the order in which steps take their examples, the same as under TensorFlow, and
+batches on the devices, made ready by a thread of its own while steps compute.
 
-Every process reads everything; of each global batch a device is given its rows alone.
+With a single core they are made between steps: a thread would hold Python's lock while a step needs it to add up.
 """
 
 import itertools
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
 import keras
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline.config import targets
 from pipeline.data import manifest, records
@@ -18,10 +23,12 @@ from pipeline.data.arrays import lost
 from pipeline.data.errors import DataError, refuse
 from pipeline.data.examples import Examples, leaves
 from pipeline.data.files import opened
-from pipeline.worker.data import array_parts
-from pipeline.worker.data import broken as looked
+from pipeline.plan.estimate import READY_BLOCKS
+from pipeline.worker.data import loading
+from pipeline.worker.jax.devices import BATCH, has_core_beside, on_cpu
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.model_error import TrainingError
+from pipeline.worker.shared_memory import aligned
 from pipeline.worker.state import digest
 
 # (x, y) or (x, y, weights): arrays, or structures of them, with the examples along the first axis.
@@ -55,7 +62,94 @@ class DeviceData:
             first = 0
 
 
-class ProcessData(looked.WholeData):
+@dataclass(frozen=True)
+class ReadBlock:
+    """Batches of `examples` each [room, batch, ...], of which `steps` count; not `stacked`, a batch [batch, ...]."""
+
+    batches: Any
+    steps: int
+    examples: int
+    stacked: bool
+
+
+class Reader:
+    """The steps of a part of the data, from a position on; of a part that is read once, to its end."""
+
+    def __init__(
+        self, data: DeviceData, mesh: Mesh, room: int | None, position: Position = BEGINNING, once: bool = False
+    ) -> None:
+        """`room` is how many batches a block holds; None: each is alone."""
+        self._data, self._mesh, self._room, self._once, self._position = data, mesh, room, once, position
+        ahead, self._blocks_left = not on_cpu(mesh) or has_core_beside(), self._blocks()
+        # Makes blocks one after another, of which some are ready or under way.
+        self._thread, self._ahead = ThreadPoolExecutor(1) if ahead else None, deque[Future[ReadBlock]]()
+        self._block, self._next = ReadBlock(None, 0, 0, False), 0
+        # Seconds spent on waiting for a block so far.
+        self.waited = 0.0
+
+    def take(self, count: int) -> Iterator[tuple[ReadBlock, int, int]]:
+        """The next `count` steps as (block, the first of them in it, how many)."""
+        while count > 0:
+            if self._next == self._block.steps:
+                began = time.perf_counter()
+                while self._thread is not None and len(self._ahead) < READY_BLOCKS + 2:
+                    self._ahead.append(self._thread.submit(next, self._blocks_left))
+                self._block = self._ahead.popleft().result() if self._ahead else next(self._blocks_left)
+                self.waited, self._next = self.waited + time.perf_counter() - began, 0
+            steps = min(count, self._block.steps - self._next)
+            yield self._block, self._next, steps
+            self._next, count = self._next + steps, count - steps
+
+    def close(self) -> None:
+        """Ends the thread."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _blocks(self) -> Iterator[ReadBlock]:
+        steps = self._data.steps(self._position)
+        if self._once:
+            steps = itertools.islice(steps, self._data.layout.steps)
+        whole = self._data.layout.global_batch
+        for size, alike in itertools.groupby(steps, len):
+            room = self._room if size == whole else None
+            while chosen := list(itertools.islice(alike, room or 1)):
+                yield self._block_of(chosen, size, room)
+
+    def _block_of(self, chosen: list[np.ndarray], size: int, room: int | None) -> ReadBlock:
+        cut = BATCH if size % self._mesh.shape[BATCH] == 0 else None
+        sharding = NamedSharding(self._mesh, PartitionSpec(None, cut) if room else PartitionSpec(cut))
+        places = np.stack(chosen) if room else chosen[0]
+
+        def placed(leaf: np.ndarray) -> Any:
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+
+            def part(index: tuple[slice, ...]) -> np.ndarray:
+                """Returns a device's rows where JAX takes them over without a copy; those after the last are unread."""
+                own = places[index[: places.ndim]]
+                values = aligned((room or len(own), *own.shape[1:], *leaf.shape[1:]), dtype)
+                if leaf.flags.c_contiguous and leaf.dtype == dtype and own.max(initial=0) < len(leaf):
+                    # Straight to their place; NumPy makes a copy first where places might not be in range.
+                    leaf.take(own, 0, values[: len(own)], "clip")
+                else:
+                    values[: len(own)] = leaf[own]
+                return values
+
+            return jax.make_array_from_callback((room, size, *leaf.shape[1:])[not room :], sharding, part)
+
+        return ReadBlock(keras.tree.map_structure(placed, self._data.arrays), len(chosen), size, room is not None)
+
+
+def of_batch(data: DeviceData, examples: int, sharding: NamedSharding | None = None) -> Any:
+    """The shapes of a batch of so many examples on the devices, in the types that JAX makes of theirs."""
+
+    def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return jax.ShapeDtypeStruct((examples, *leaf.shape[1:]), dtype, sharding=sharding)
+
+    return keras.tree.map_structure(shape, data.arrays)
+
+
+class ProcessData(loading.WholeData):
     """The data of a process, which reads everything, rid of what is broken."""
 
     num_classes: int | None = None
@@ -63,7 +157,7 @@ class ProcessData(looked.WholeData):
 
     def made(self) -> tuple[Any, Any]:
         """Makes (training, validation) data that are read without TensorFlow."""
-        train, validation = array_parts.both(targets.call(self._plan.data.build, "data.build", shard=0, shards=1))
+        train, validation = loading.both(targets.call(self._plan.data.build, "data.build", shard=0, shards=1))
         return _known(train, "train"), _known(validation, "validation")
 
     def counted(self, all_whole: bool) -> tuple[dict[str, bool], dict[str, int]]:
@@ -80,15 +174,15 @@ class ProcessData(looked.WholeData):
             for leaf in leaves(arrays or ()):
                 if isinstance(leaf, np.ndarray):
                     _check_range(leaf, PARTS[name])
-        counted = looked.num_classes(train) or looked.num_classes(self.train)
+        counted = loading.num_classes(train) or loading.num_classes(self.train)
         self.num_classes = self._plan.data.num_classes or counted
         if (class_weight := self._plan.training.class_weight) is not None:
             self.parts["train"] = _weighed(self.train, {int(label): weight for label, weight in class_weight.items()})
 
     @property
-    def train(self) -> Arrays:
+    def train(self) -> Any:
         """The training arrays."""
-        return self.parts["train"]  # type: ignore[no-any-return]
+        return self.parts["train"]
 
     def digest(self) -> str:
         """Names the training data, as TensorFlow's engine does."""
@@ -106,14 +200,15 @@ def _known(part: Any, name: str) -> Any:
         kind = "examples that TensorFlow makes" if isinstance(part, Examples) else f"a {type(part).__name__}"
         expected = f"the {PARTS[name]} data as arrays (x, y), or prepared files of them, under backend=jax"
         raise DataError(f"{expected}, which reads them without TensorFlow", kind, "backend=tensorflow, or numpy.array")
-    return keras.tree.map_structure(_array, array_parts.part(part, PARTS[name]))
 
+    def own(array: np.ndarray) -> np.ndarray:
+        wrong = array.dtype.kind not in "biuf" or array.dtype.itemsize > 8
+        instead = ".astype('float32'), or whatever stands for it"
+        refuse((wrong, "arrays of numbers under backend=jax", array.dtype, instead))
+        # JAX knows the byte order of this machine alone, and files may have another.
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
 
-def _array(array: np.ndarray) -> np.ndarray:
-    wrong, expected = array.dtype.kind not in "biuf" or array.dtype.itemsize > 8, "arrays of numbers under backend=jax"
-    refuse((wrong, expected, array.dtype, ".astype('float32'), or whatever stands for it"))
-    # JAX knows the byte order of this machine alone, and files may have another.
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    return keras.tree.map_structure(own, loading.part(part, PARTS[name]))
 
 
 def _count(part: Any) -> int:
@@ -121,6 +216,7 @@ def _count(part: Any) -> int:
 
 
 def _arrays(part: Any) -> Arrays:
+    """A part as arrays; prepared examples are read from their files, in their order."""
     if not isinstance(part, Examples):
         return part  # type: ignore[no-any-return]
     if not part.in_files:
@@ -128,18 +224,13 @@ def _arrays(part: Any) -> Arrays:
     expected = "prepared data of arrays under backend=jax, since encoded images and augmentation are TensorFlow's"
     encoded = part.decode is not None or part.augment is not None
     refuse((encoded, expected, "such", "backend=tensorflow, or preparing images as arrays"))
-    return _of_records(part)
-
-
-def _of_records(part: Examples) -> Arrays:
-    """Prepared examples as arrays, in the order of their files."""
     spec = manifest.flat(part.spec)
     values: dict[str, list[np.ndarray]] = {name: [] for name in spec}
     for segment in part.raw:
         with opened(segment.path) as file:
             file.seek(segment.offset)
-            records_of_segment = range(segment.first - segment.at, segment.first - segment.at + segment.records)
-            for frame in itertools.islice(records.frames(file), records_of_segment.start, records_of_segment.stop):
+            start = segment.first - segment.at
+            for frame in itertools.islice(records.frames(file), start, start + segment.records):
                 if frame.data is None:
                     received = f"record {frame.number}, which {frame.broken}"
                     instead = "data.on_error=skip, or preparing the data anew"
@@ -150,9 +241,8 @@ def _of_records(part: Examples) -> Arrays:
                     in_bytes = bool(own) and isinstance(own[0], bytes)
                     array = np.frombuffer(own[0], leaf.dtype) if in_bytes else np.array(own, leaf.dtype)
                     values[name].append(array.reshape(leaf.shape))
-    stacked: dict[str, Any] = {name: np.stack(arrays) for name, arrays in values.items()}
-    parts: Any = manifest.nested(stacked)
-    return tuple(parts)
+    nested: Any = manifest.nested({name: np.stack(arrays) for name, arrays in values.items()})
+    return tuple(nested)
 
 
 def _check_range(array: np.ndarray, name: str) -> None:
@@ -164,7 +254,6 @@ def _check_range(array: np.ndarray, name: str) -> None:
 
 
 def _weighed(arrays: Arrays, class_weight: Mapping[int, float]) -> Arrays:
-    """(x, y, weights), in which examples are weighed by the class of their label, as Keras's `fit` does."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(arrays)
     labels = np.asarray(y) if isinstance(y, np.ndarray) else None
     if labels is None or labels.ndim > 2:
@@ -197,7 +286,9 @@ def orders(examples: int, seed: int, epochs: Sequence[int]) -> Iterator[np.ndarr
     >>> [order.tolist() for order in orders(5, seed=0, epochs=[1, 2])]
     [[4, 3, 1, 0, 2], [3, 4, 0, 2, 1]]
     """
-    mixed = _philox((*_words(seed), *_words(np.array(epochs, np.uint64)[:, None])), _SCRAMBLING)
+    numbers = np.array(epochs, np.uint64)[:, None]
+    counter = (seed & _WORD, seed >> 32 & _WORD, numbers & _WORD, numbers >> 32 & _WORD)
+    mixed = _philox(counter, _SCRAMBLING)
     draws = max(0, examples - 1)
     blocks = np.arange(-(-draws // 4), dtype=np.uint64)
     words = np.stack(_philox((blocks & _WORD, blocks >> 32, *mixed[2:]), mixed[:2]), axis=2)
@@ -226,10 +317,6 @@ def swapped(others: np.ndarray) -> np.ndarray:
     taken = others.copy()
     taken[turns[again + 1]] = had[turns[again]]
     return taken
-
-
-def _words(number: Any) -> tuple[Any, Any]:
-    return number & _WORD, number >> 32 & _WORD
 
 
 def _philox(counter: tuple[Any, ...], key: tuple[Any, ...]) -> tuple[Any, ...]:

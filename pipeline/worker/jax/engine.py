@@ -17,9 +17,9 @@ from pipeline.worker import variables
 from pipeline.worker.artifacts import TextSample, sample_of
 from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.engine import Emit, Notes
-from pipeline.worker.jax import bucket, build, compiled, layouts
+from pipeline.worker.jax import bucket, build, compiled
 from pipeline.worker.jax.data import DeviceData, ProcessData
-from pipeline.worker.jax.devices import MODEL, mesh_of, prepare_devices, seed_all
+from pipeline.worker.jax.devices import MODEL, derived_layout, mesh_of, prepare_devices, seed_all, written_layout
 from pipeline.worker.jax.loop import JaxLoop, told_by_first, whole
 from pipeline.worker.loop import NO_COMPARISON, Engine, Resume, WeightComparison, versions
 from pipeline.worker.state import on_all
@@ -68,12 +68,15 @@ class JaxEngine(Engine):
         if plan.training.remat:
             build.forget(model)
         train = DeviceData(own.train, own.layout(train_counts), plan.data.shuffle, plan.training.seed)
-        held_out = own.parts["validation"]
-        validation = None
+        validation, held_out = None, own.parts["validation"]
         if held_out is not None:
             validation = DeviceData(held_out, own.layout(validation_counts), False, plan.training.seed)
         position = resume(train.layout, own.digest(), partial(on_all, send=told_by_first))
-        cut = self._layout(model)
+        patterns, parts = plan.strategy.build.get("layout"), self._mesh.shape[MODEL]
+        if isinstance(patterns, dict):
+            cut = written_layout(model, patterns, self._mesh)  # type: ignore[arg-type] # refused there
+        else:
+            cut = derived_layout(model, parts) if parts > 1 else {}
         self._loop = loop = JaxLoop(
             model, self._mesh, train, validation, self._chief, len(plan.leaders) == 1, position, cut,
             alike=plan.training.deterministic, add=self._add,
@@ -81,11 +84,12 @@ class JaxEngine(Engine):
         if self._add is not bucket.by_xla:
             travel = bucket.fits(model, loop.groups, self._mesh)
             by_gloo = "Gloo adds gradients, in place of shared memory: those of this model do not travel in one bucket."
-            self.notes.keep("Processes add gradients through shared memory." if travel else by_gloo)
+            self.notes.add("Processes add gradients through shared memory." if travel else by_gloo, warn=False)
         state_bytes = variables.state_bytes(model, (model.optimizer,))
-        if self._mesh.shape[MODEL] > 1:
+        if parts > 1:
             held, whole = loop.held_bytes(), state_bytes - sum(map(variables.bytes_of, model.trainable_variables))
-            self.notes.keep(f"A device holds {held:,} of the {whole:,} bytes of weights and of the optimizer's state.")
+            note = f"A device holds {held:,} of the {whole:,} bytes of weights and of the optimizer's state."
+            self.notes.add(note, warn=False)
         self._sample = sample_of(
             plan, model, own.class_names, lambda: rows(held_out or own.train, np.arange(1)), self.notes.add
         )
@@ -99,21 +103,12 @@ class JaxEngine(Engine):
             validation_steps=0 if validation is None else validation.layout.steps,
         )
 
-    def _layout(self, model: keras.Model) -> dict[str, layouts.Axes]:
-        patterns = self._plan.strategy.build.get("layout")
-        if isinstance(patterns, dict):
-            return layouts.written(model, patterns, self._mesh)  # type: ignore[arg-type] # refused there
-        parts = self._mesh.shape[MODEL]
-        return layouts.derived(model, parts) if parts > 1 else {}
-
     def begin(self) -> tuple[Callable[..., Callbacks], WeightComparison]:
         """Seeds training; returns what makes its callbacks, and what compares weights on the way: nothing."""
         seed_all(self._plan.training.seed)
-
-        def weights(model: keras.Model) -> list[np.ndarray]:
-            return [whole(variable.value) for variable in model.weights]
-
-        return partial(Callbacks, plain=partial(build.model, self._plan, self._data), weights=weights), NO_COMPARISON
+        plain = partial(build.model, self._plan, self._data)
+        hooks = partial(Callbacks, plain=plain, weights=lambda model: [whole(one.value) for one in model.weights])
+        return hooks, NO_COMPARISON
 
     def trained_model(self) -> keras.Model:
         """The trained model, whole on one device of this process."""

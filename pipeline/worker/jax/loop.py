@@ -15,11 +15,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
-from pipeline.worker.jax import bucket, layouts, step
+from pipeline.worker.jax import bucket, step
 from pipeline.worker.jax.compiled import CompiledSteps
-from pipeline.worker.jax.data import DeviceData
-from pipeline.worker.jax.layouts import Axes
-from pipeline.worker.jax.reader import Reader, of_batch
+from pipeline.worker.jax.data import DeviceData, Reader, of_batch
+from pipeline.worker.jax.devices import Axes, shardings
 from pipeline.worker.layout import BEGINNING, Position
 from pipeline.worker.loop import Call, TrainingLoop
 from pipeline.worker.model_error import TrainingError
@@ -50,7 +49,7 @@ class JaxLoop(TrainingLoop):
         self.model, self.chief, self.alone, self.optimizers = model, chief, alone, updating(model.optimizer)
         self.train_data, self.validation_data, self.layout = train, validation, train.layout
         self.mesh, self.cut, self._alike = mesh, cut or {}, alike
-        self._shardings = layouts.shardings(model, self.cut, mesh)
+        self._shardings = shardings(model, self.cut, mesh)
         listed = [one for group in step.variables_of(model) for one in group]
         beside = held([model, model.optimizer], [*listed, *model.variables])
         self._beside = [*kept_by_metrics(model.metrics), *beside]
@@ -62,7 +61,11 @@ class JaxLoop(TrainingLoop):
         # The arrays that are this loop's own, and that a step may take over.
         self._own: dict[int, Any] = {}
         for variable in self.variables():
-            self._lay(variable)
+            # Without a copy where it is there already; what copies have left glibc keeps for others, if that is there.
+            self._assign(variable, step.over(variable.value, self._place(variable)))
+            if variable.value.nbytes >= LARGE:
+                with contextlib.suppress(AttributeError, OSError):
+                    ctypes.CDLL(None).malloc_trim(0)
         made_of = partial(bucket.made_of, mesh, add=add) if bucket.fits(model, self.groups, mesh) else step.made_of
         self._train = self._steps(partial(step.train, made_of=made_of), train)
         self._validate: CompiledSteps | None = None
@@ -71,9 +74,9 @@ class JaxLoop(TrainingLoop):
 
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before."""
-        if not self._train.compiling and len(self.model.trainable_variables) != len(self.groups[0]):
+        built = len(self.groups[0])
+        if not self._train.compiling and (now := len(self.model.trainable_variables)) != built:
             expected = "callbacks to leave what is trained as it was built under backend=jax"
-            now, built = len(self.model.trainable_variables), len(self.groups[0])
             received = f"a model of {now} trainable variables that was built with {built}"
             raise TrainingError(expected, received, "layer.trainable=False in model.build")
         began = time.perf_counter()
@@ -193,14 +196,6 @@ class JaxLoop(TrainingLoop):
         variable.assign(value)
         self._own[id(variable)] = variable.value
 
-    def _lay(self, variable: keras.Variable) -> None:
-        """Puts what a variable has where it is to be, without a copy where it is there already."""
-        value = variable.value
-        self._assign(variable, step.over(value, self._place(variable)))
-        if value.nbytes >= LARGE:
-            del value
-            _give_back()
-
     def _place(self, variable: keras.Variable) -> NamedSharding:
         return self._shardings.get(id(variable)) or step.everywhere(self.mesh)
 
@@ -221,12 +216,6 @@ def whole(value: Any, devices: Collection[jax.Device] | None = None) -> np.ndarr
         if devices is None or shard.device in devices:
             array[shard.index] = np.asarray(shard.data)
     return array
-
-
-def _give_back() -> None:
-    """Gives the system back what copies have left, which glibc keeps for others, where Python runs on that."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def told_by_first(value: np.ndarray) -> np.ndarray:

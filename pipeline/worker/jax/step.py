@@ -1,7 +1,6 @@
 """A step of training, or of validation, as a function of the values of all variables and a batch.
 
-Arrays are those of the whole global batch wherever its parts are, so that a step computes what one device computes: the
-loss is divided by all examples, statistics are those of all, and XLA adds up between the devices.
+Arrays are those of the whole global batch wherever its parts are, so that a step computes what one device computes.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,10 +30,7 @@ def made_of(model: keras.Model, variables: Variables, state: State, batch: Any) 
     """Returns what a batch makes of a model, before its weights are updated."""
 
     def scaled(trainable: list[Any]) -> tuple[Any, tuple[Any, Any, State]]:
-        before = (trainable, *state[1:])
-        with _scope(variables, before, collect_losses=True) as scope:
-            loss, y_pred = _forward(model, scope, batch, training=True)
-            return model.optimizer.scale_loss(loss), (loss, y_pred, _values(variables, scope))
+        return _forward(model, variables, (trainable, *state[1:]), batch, training=True)
 
     (_, (loss, y_pred, after)), gradients = jax.value_and_grad(scaled, has_aux=True)(state[0])
     _, other, _, metrics = _counted(model, variables, (*state[:1], *after[1:]), batch, y_pred)
@@ -53,9 +49,7 @@ def train(
 
 def validate(model: keras.Model, variables: Variables, state: State, batch: Any) -> tuple[State, Any]:
     """The same without training: weights and slots stay as they are."""
-    with _scope(variables, state, collect_losses=True) as scope:
-        loss, y_pred = _forward(model, scope, batch, training=False)
-        after = _values(variables, scope)
+    _, (loss, y_pred, after) = _forward(model, variables, state, batch, training=False)
     _, other, _, metrics = _counted(model, variables, (*state[:1], *after[1:]), batch, y_pred)
     return (state[0], other, state[2], metrics), loss
 
@@ -68,25 +62,26 @@ def variables_of(model: keras.Model, beside: Sequence[Variable] = ()) -> Variabl
     )  # fmt: skip
 
 
-def _forward(model: keras.Model, scope: keras.StatelessScope, batch: Any, training: bool) -> tuple[Any, Any]:
-    """(the loss, what the model returns) of a batch, in a scope that has the values of all variables.
+def _forward(
+    model: keras.Model, variables: Variables, state: State, batch: Any, training: bool
+) -> tuple[Any, tuple[Any, Any, State]]:
+    """(the scaled loss, (the loss, what the model returns, the values of all variables after it)) of a batch.
 
-    As Keras's own `stateless_call` and `stateless_compute_loss`, which know of the model's weights alone: what a layer
-    or a loss does to any other variable would be lost, and what it reads of one be a constant. And they go past
-    `__call__`, so that a model's layers would not train unless it hands `training` on to each, and of a layer that is
-    called twice the losses of the last call alone would count, other than under TensorFlow.
+    Keras's own `stateless_call` and `stateless_compute_loss` know of the model's weights alone, and go past `__call__`:
+    layers would train only where a model hands `training` on, and of one called twice the last call's losses count.
     """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    y_pred = model(x, **({"training": training} if model._call_has_training_arg else {}))
-    added, scope.collect_losses = model.losses, False
-    with patched(model, {"_losses_override": added}):
-        loss = model._compute_loss(x, y, y_pred, sample_weight=weights, training=training)
-    # One of each example is summed, as under TensorFlow.
-    return keras.ops.sum(loss), y_pred
+    with _scope(variables, state, collect_losses=True) as scope:
+        y_pred = model(x, **({"training": training} if model._call_has_training_arg else {}))
+        added, scope.collect_losses = model.losses, False
+        with patched(model, {"_losses_override": added}):
+            # One of each example is summed, as under TensorFlow.
+            loss = keras.ops.sum(model._compute_loss(x, y, y_pred, sample_weight=weights, training=training))
+        scaled = model.optimizer.scale_loss(loss) if training else loss
+        return scaled, (loss, y_pred, _values(variables, scope))
 
 
 def _counted(model: keras.Model, variables: Variables, state: State, batch: Any, y_pred: Any) -> State:
-    """The values of all variables once a batch is counted."""
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     with _scope(variables, state) as scope:
         model.compute_metrics(x, y, y_pred, weights)

@@ -19,7 +19,7 @@ import tensorflow as tf
 from pipeline.plan.division import bucket_of
 from pipeline.plan.plan import Plan, Process
 from pipeline.private import custom_gradients
-from pipeline.worker.collective import Alone, Collective
+from pipeline.worker.collective import Collective, Pausable
 from pipeline.worker.patched import OfThread
 from pipeline.worker.shared_memory import PeerLostError
 
@@ -85,7 +85,7 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> C
     return TensorFlowCollective(plan.workers, bucket_bytes=plan.bucket_bytes)
 
 
-ALONE: Collective[Addend] = Alone()
+ALONE: Collective[Addend] = Pausable()
 
 
 def by_replica(strategy: tf.distribute.Strategy, local: Sequence[Any]) -> Any:

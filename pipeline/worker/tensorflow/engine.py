@@ -106,14 +106,15 @@ class TensorFlowEngine(Engine):
         of_xla: dict[str, Any] = {}
         if plan.training.xla is not None and not plan.strategy.static_batches and self._process.role != BUILDER:
             note, of_xla = settle(self._loop, self._data.anew()[0], plan.training.xla)
-            self.notes.keep(note)
+            self.notes.add(note, warn=False)
         whole = self._data.whole["validation"] or self._data.whole["train"]
         self._sample = sample_of(
             plan, model, getattr(whole, "class_names", None), lambda: inspection.examples_of(whole, 0, 1, classes),
             self.notes.add,
         )  # fmt: skip
         if (placed := placement.of(model)) is not None:
-            self.notes.keep(placement.checked(model, placed, self._loop.graph(), self._data.folder))
+            note = placement.checked(model, placed, self._loop.graph(), self._data.folder)
+            self.notes.add(note, warn=False)
         return self._loop, events.Built(
             state_bytes=variables.state_bytes(model, step.optimizers(model)),
             normalizations=sum(layer.synchronized for layer in normalization.layers(model)),
@@ -130,7 +131,8 @@ class TensorFlowEngine(Engine):
         if plan.strategy.static_batches and plan.hardware.rehearsal:
             default = tf.distribute.get_strategy()
             bits = plan.training.gradient_bits
-            self.notes.keep(static.check_model(make(default), sample, plan.training.replica_batch, bits))
+            note = static.check_model(make(default), sample, plan.training.replica_batch, bits)
+            self.notes.add(note, warn=False)
             # The model that trains has the names and the initial weights that it has without the check.
             keras.utils.clear_session()
             devices.set_policy(plan)

@@ -17,8 +17,7 @@ from pipeline.plan.division import dealt, shared
 from pipeline.plan.plan import DATA_SERVER, Plan, Process
 from pipeline.worker import labels
 from pipeline.worker.collective import Collective
-from pipeline.worker.data import array_parts, batches, cache, conversion, inspection
-from pipeline.worker.data import broken as looked
+from pipeline.worker.data import batches, cache, conversion, inspection, loading
 from pipeline.worker.data.reading import Batch, Part
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import BatchLayout, ReplicaPlace
@@ -33,7 +32,7 @@ PARTS = ("training", "validation")
 SMALL_BYTES = 256 * 2**20
 
 
-class ProcessData(looked.WholeData):
+class ProcessData(loading.WholeData):
     """Data of a process: all of them, or the share that it reads, without what was found broken."""
 
     def __init__(self, plan: Plan, process: Process, emit: Emit) -> None:
@@ -135,11 +134,11 @@ class ProcessData(looked.WholeData):
         """Raises what is broken in the data, if that is what an operation has failed for."""
         if not lost_a_peer(error):
             for part in self.parts.values():
-                broken = looked.broken(part, self.classes, 0, 1, thorough=True)
+                broken = loading.broken(part, self.classes, 0, 1, thorough=True)
                 # Without it, a label is found wrong by the model alone, which is made once examples are left out.
                 unsaid = self.classes if self._plan.data.num_classes is None else None
                 also = "" if unsaid is None else f"data.num_classes={unsaid} "
-                looked.refuse([*broken, *inspection.first_broken(part, self.classes)], [], also)
+                loading.refuse([*broken, *inspection.first_broken(part, self.classes)], [], also)
 
     def has_shards(self) -> bool:
         """True if the data are made in shards, one for each process."""
@@ -154,7 +153,7 @@ class ProcessData(looked.WholeData):
         it.
         """
         plan, y = self._plan, keras.utils.unpack_x_y_sample_weight(sample)[1]
-        classes = plan.data.num_classes or looked.num_classes(self.parts["train"])
+        classes = plan.data.num_classes or loading.num_classes(self.parts["train"])
         if len(plan.leaders) > 1:
             validation, replicas = self.parts["validation"], self._process.replicas
             held_out = None if validation is None else batches.spec(validation)
@@ -188,7 +187,7 @@ class ProcessData(looked.WholeData):
     def shard(self, shard: int, shards: int) -> tuple[Part, Part | None]:
         """(training, validation) data, or a shard of them where the data can be had in shards."""
         with tf.device("CPU:0"):
-            parts = array_parts.both(targets.call(self._plan.data.build, "data.build", shard=shard, shards=shards))
+            parts = loading.both(targets.call(self._plan.data.build, "data.build", shard=shard, shards=shards))
         if self._plan.strategy.static_batches:
             for name, part in zip(PARTS, parts, strict=True):
                 static.check_data(part, name)
