@@ -36,17 +36,13 @@ def create_in_process_cluster(num_workers, num_ps):
 
 def main():
     resolver = create_in_process_cluster(2, 2)
-    variable_partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
-        min_shard_bytes=(256 << 10), max_shards=2
-    )
-    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=variable_partitioner)
+    partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(256 << 10, max_shards=2)
+    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
 
     x = tf.random.uniform((10, 10))
     # A column, unlike in the tutorial: Keras 3 adds no axis to a vector, on one device either.
     y = tf.random.uniform((10, 1))
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(10).repeat()
-    dataset = dataset.batch(64)
-    dataset = dataset.prefetch(2)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(10).repeat().batch(64).prefetch(2)
 
     with strategy.scope():
         model = keras.models.Sequential([keras.layers.Dense(10)])
@@ -63,29 +59,19 @@ def main():
 
     (images, digits), held_out = mnist5k()
     with strategy.scope():
-        net = keras.Sequential(
-            [
-                keras.layers.Input(images.shape[1:]),
-                keras.layers.Conv2D(8, 3, strides=2, activation="relu"),
-                keras.layers.Flatten(),
-                keras.layers.Dense(10),
-            ]
-        )
-        net.compile(
-            keras.optimizers.Adam(3e-3),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
+        hidden = keras.layers.Conv2D(8, 3, strides=2, activation="relu")
+        outputs = [keras.layers.Flatten(), keras.layers.Dense(10)]
+        net = keras.Sequential([keras.layers.Input(images.shape[1:]), hidden, *outputs])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        net.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
     stop = keras.callbacks.EarlyStopping(monitor="loss", min_delta=100.0, patience=1)
-    said["digits"] = pipeline.fit(
-        net, images, digits, batch_size=32, epochs=2, validation_data=held_out, verbose=0
-    ).history
+    fit = pipeline.fit
+    said["digits"] = fit(net, images, digits, batch_size=32, epochs=2, validation_data=held_out, verbose=0).history
     said["stopped"] = pipeline.fit(net, images[:320], digits[:320], epochs=5, callbacks=[stop], verbose=0).history
     said["net_updates"] = int(net.optimizer.iterations.numpy())
     batches = tf.data.Dataset.from_tensor_slices((images[:245], digits[:245])).batch(32)
-    said["batches"] = pipeline.fit(
-        net, batches, epochs=2, class_weight={digit: 1.0 + digit for digit in range(10)}, verbose=0
-    ).history
+    class_weight = {digit: 1.0 + digit for digit in range(10)}
+    said["batches"] = fit(net, batches, epochs=2, class_weight=class_weight, verbose=0).history
     try:
         pipeline.fit(net, batches.filter(lambda x, y: True), verbose=0)
     except ValueError as error:

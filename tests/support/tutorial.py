@@ -25,21 +25,11 @@ def mnist_dataset(batch_size):
 
 def build_and_compile_cnn_model():
     keras.utils.set_random_seed(7)
-    model = keras.Sequential(
-        [
-            keras.layers.InputLayer(shape=(28, 28)),
-            keras.layers.Reshape(target_shape=(28, 28, 1)),
-            keras.layers.Conv2D(32, 3, activation="relu"),
-            keras.layers.Flatten(),
-            keras.layers.Dense(128, activation="relu"),
-            keras.layers.Dense(10),
-        ]
-    )
-    model.compile(
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        optimizer=keras.optimizers.SGD(learning_rate=0.001),
-        metrics=["accuracy"],
-    )
+    layers = keras.layers
+    hidden = [layers.Conv2D(32, 3, activation="relu"), layers.Flatten(), layers.Dense(128, activation="relu")]
+    model = keras.Sequential([layers.InputLayer((28, 28)), layers.Reshape((28, 28, 1)), *hidden, layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.001), loss, metrics=["accuracy"])
     return model
 
 

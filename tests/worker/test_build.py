@@ -36,6 +36,11 @@ class Subclassed(keras.Model):
         return self.inside(x)
 
 
+def compiled(model: keras.Model, loss: Any = "mse", **named: Any) -> keras.Model:
+    model.compile("adam", loss, **named)
+    return model
+
+
 def functional() -> keras.Model:
     inputs = keras.Input((4,))
     return keras.Model(inputs, layers.Dense(3)(Counted()(inputs)))
@@ -47,8 +52,7 @@ def sequential() -> keras.Model:
 
 @pytest.mark.parametrize(("make", "is_called"), [(functional, False), (sequential, False), (Subclassed, True)])
 def test_a_model_that_names_its_outputs_is_not_called_to_build_its_losses_and_metrics(make, is_called):
-    model = make()
-    model.compile("adam", "mse", metrics=["mae", "accuracy"], weighted_metrics=["mse"])
+    model = compiled(make(), metrics=["mae", "accuracy"], weighted_metrics=["mse"])
     Counted.calls = 0
     build.ready(model, tf.distribute.get_strategy(), (tf.zeros((2, 4)), tf.zeros((2, 3))), build.ALONE)
     assert bool(Counted.calls) is is_called
@@ -58,19 +62,17 @@ def test_a_model_that_names_its_outputs_is_not_called_to_build_its_losses_and_me
 
 
 def test_an_input_of_another_shape_is_refused_when_it_is_built():
-    model = functional()
-    model.compile("adam", "mse")
     with pytest.raises((ValueError, ModelError), match="4"):
-        build.ready(model, tf.distribute.get_strategy(), (tf.zeros((2, 5)), tf.zeros((2, 3))), build.ALONE)
-
-
-def of_one_size() -> keras.Model:
-    model = keras.Sequential([keras.Input(batch_shape=(8, 5, 3)), layers.LSTM(4, stateful=True), layers.Dense(1)])
-    model.compile("adam", "mse")
-    return model
+        build.ready(
+            compiled(functional()), tf.distribute.get_strategy(), (tf.zeros((2, 5)), tf.zeros((2, 3))), build.ALONE
+        )
 
 
 def test_a_model_that_takes_batches_of_one_size_alone_is_refused_with_what_to_try():
+    def of_one_size() -> keras.Model:
+        inner = [layers.LSTM(4, stateful=True), layers.Dense(1)]
+        return compiled(keras.Sequential([keras.Input(batch_shape=(8, 5, 3)), *inner]))
+
     words = r"any size, .* received one that takes 8 alone .* Try keras\.Input\(shape\) .* stateful=False"
     x, y = np.zeros((16, 5, 3), "float32"), np.zeros((16, 1), "float32")
     with pytest.raises(ModelError, match=words):
@@ -82,31 +84,17 @@ def test_a_model_that_takes_batches_of_one_size_alone_is_refused_with_what_to_tr
 def with_an_output_more() -> keras.Model:
     inputs = keras.Input((4,))
     outputs = {name: layers.Dense(2, name=name)(inputs) for name in ("kept", "more")}
-    model = keras.Model(inputs, outputs)
-    model.compile("adam", {"kept": "mse"}, metrics={"kept": "mae"})
-    return model
+    return compiled(keras.Model(inputs, outputs), {"kept": "mse"}, metrics={"kept": "mae"})
 
 
-def in_half(metric: Any) -> keras.Model:
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(5, activation="softmax", dtype="mixed_bfloat16")])
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=[metric])
-    return model
-
-
-def unfinished() -> keras.Model:
-    model = mistaken.Unfinished()
-    model.compile("adam", "mse")
-    return model
+def in_half() -> keras.Model:
+    half = layers.Dense(5, activation="softmax", dtype="mixed_bfloat16")
+    metric = keras.metrics.SparseTopKCategoricalAccuracy(2)
+    return compiled(keras.Sequential([keras.Input((4,)), half]), "sparse_categorical_crossentropy", metrics=[metric])
 
 
 def beside_the_labels(y: Any, y_pred: Any) -> Any:
     return keras.ops.concatenate([y, y_pred], axis=2)
-
-
-def wrong_metric() -> keras.Model:
-    model = functional()
-    model.compile("adam", "mse", metrics=[beside_the_labels])
-    return model
 
 
 NUMBERS = np.zeros((16, 3), "float32")
@@ -116,11 +104,17 @@ MISTAKES = {
         "KeyError: 'more'.* from those of Functional\\. Try labels for the output more too, or a model",
     ),
     "a metric in half": (
-        lambda: in_half(keras.metrics.SparseTopKCategoricalAccuracy(2)), np.zeros(16, "int32"),
+        in_half, np.zeros(16, "int32"),
         'TypeError: .* from those of Sequential. Try dtype="float32" in the layers that make outputs',
     ),
-    "a call": (unfinished, NUMBERS, "AttributeError: .*head.* from those of Unfinished. Try it on one batch"),
-    "a metric": (wrong_metric, NUMBERS, "ValueError: .* from those of Functional. Try it on one batch with"),
+    "a call": (
+        lambda: compiled(mistaken.Unfinished()), NUMBERS,
+        "AttributeError: .*head.* from those of Unfinished. Try it on one batch",
+    ),
+    "a metric": (
+        lambda: compiled(functional(), metrics=[beside_the_labels]), NUMBERS,
+        "ValueError: .* from those of Functional. Try it on one batch with",
+    ),
 }  # fmt: skip
 
 
@@ -129,20 +123,10 @@ def test_what_takes_no_batch_of_the_data_is_said_in_one_sentence(mistake):
     make, y, words = MISTAKES[mistake]
     x = np.zeros((16, 4), "float32")
     batch = keras.tree.map_structure(lambda array: tf.constant(array[:2]), (x, y))
-    expected = f"^{words}"
-    with pytest.raises(ModelError, match=expected):
+    with pytest.raises(ModelError, match=f"^{words}"):
         build.model(make, tf.distribute.get_strategy(), batch)
-    with pytest.raises(ModelError, match=expected):
+    with pytest.raises(ModelError, match=f"^{words}"):
         pipeline.fit(make(), x, y, batch_size=8, verbose=0)
-
-
-X, Y = np.ones((8, 3), np.float32), np.zeros((8, 1), np.float32)
-
-
-def compiled():
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
-    model.compile("adam", "mse", loss_weights=0.5, metrics=["mae"])
-    return model
 
 
 @pytest.mark.parametrize(("loss", "metrics", "wanted"), [
@@ -152,12 +136,12 @@ def compiled():
     ("mae", ["mse"], {"loss": 3.0, "mse": 9.0}),
 ])  # fmt: skip
 def test_a_saved_model_evaluates_as_it_was_trained(tmp_path, loss, metrics, wanted):
-    model = compiled()
-    compile_anew(model, "sgd", loss, metrics)
-    assert model.evaluate(X, Y, verbose=0, return_dict=True) == pytest.approx(wanted)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    compile_anew(compiled(model, loss_weights=0.5, metrics=["mae"]), "sgd", loss, metrics)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.evaluate(X, Y, verbose=0, return_dict=True) == pytest.approx(wanted)
+    for one in (model, loaded):
+        assert one.evaluate(np.ones((8, 3)), np.zeros((8, 1)), verbose=0, return_dict=True) == pytest.approx(wanted)
     assert isinstance(loaded.optimizer, keras.optimizers.SGD)
 
 
@@ -182,9 +166,7 @@ class Returned(Derived):
 
 @pytest.mark.parametrize(("kind", "named"), [(Derived, {"fit", "twice"}), (Returned, {"fit"})])
 def test_what_a_models_class_does_to_no_effect_is_noted(kind, named):
-    model = kind([keras.Input((4,)), layers.Dense(3)])
-    model.compile("adam", "mse")
-    notes = list[str]()
+    model, notes = compiled(kind([keras.Input((4,)), layers.Dense(3)])), list[str]()
     build.ready(model, tf.distribute.get_strategy(), (tf.zeros((2, 4)), tf.zeros((2, 3))), build.ALONE, notes.append)
     assert {name for name in ("fit", "twice") if any(f" {name} " in note for note in notes)} == named
     assert len(notes) == len(named)

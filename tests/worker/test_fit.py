@@ -38,15 +38,16 @@ SERIES = (RANDOM.normal(size=(61, 4, 3)) * KEPT[..., None]).astype("float32")
 TWO = own.two_headed_data(61, weighted=True)[0]
 
 
-def classifier(dropout: float = 0.0, normalised: bool = False, **compiled: Any) -> keras.Model:
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="relu", kernel_regularizer="l2")])
-    if normalised:
-        model.add(keras.layers.BatchNormalization())
-    model.add(keras.layers.Dropout(dropout))
-    model.add(keras.layers.Dense(3, activation="softmax"))
+def classifier(*inside: keras.layers.Layer, **compiled: Any) -> keras.Model:
+    hidden = keras.layers.Dense(8, activation="relu", kernel_regularizer="l2")
+    model = keras.Sequential([keras.Input((6,)), hidden, *inside, keras.layers.Dense(3, activation="softmax")])
     optimizer, loss = keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy"
     model.compile(**{"loss": loss, "weighted_metrics": ["accuracy"], "optimizer": optimizer} | compiled)
     return model
+
+
+def normalised() -> keras.Model:
+    return classifier(keras.layers.BatchNormalization(), steps_per_execution=3)
 
 
 def compiled(model: keras.Model) -> keras.Model:
@@ -128,11 +129,16 @@ def noted(train: list[int], held_out: list[int], **named: Any) -> dict[str, Any]
     return {"x": Told(train, notes), "validation_data": Told(held_out, notes), "epochs": 4, **named}
 
 
-class Early(keras.callbacks.Callback):
-    """Ends training in the middle of an epoch."""
+class Stopping(keras.callbacks.Callback):
+    """Ends training in one hook, of any number or of one."""
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        self.model.stop_training = batch == 1
+    def __init__(self, hook: str, at: int | None = None) -> None:
+        super().__init__()
+        self.at = at
+        setattr(self, hook, self._stop)
+
+    def _stop(self, number: object = None, logs: object = None) -> None:
+        self.model.stop_training = self.at in (None, number)
 
 
 def batched() -> tf.data.Dataset:
@@ -147,96 +153,76 @@ def generated():
 
 ARRAYS = {"x": X, "y": Y, "batch_size": 16}
 OF_MANY = {"workers": 2, "max_queue_size": 2}
-# What is fitted, by how it is called; each is made anew for each call.
-CALLS: dict[str, tuple[Callable[[], keras.Model], Callable[[], dict[str, Any]]]] = {
-    "arrays": (classifier, lambda: {**ARRAYS, "epochs": 3}),
-    "float64 lists of arrays": (
-        classifier,
-        lambda: {"x": X.astype("float64"), "y": Y[:, None], "sample_weight": WEIGHTS.astype("float64"), "epochs": 2},
-    ),
-    "class weights, validation split": (
-        classifier,
-        lambda: {**ARRAYS, "batch_size": 7, "class_weight": {0: 2.0, 2: 0.5}, "validation_split": 0.3, "epochs": 2},
-    ),
-    "dictionaries, two outputs, sample weights, validation data every second epoch": (
-        own.two_headed,
-        lambda: {
-            **dict(zip(("x", "y", "sample_weight"), TWO, strict=True)), "batch_size": 16, "epochs": 4,
-            "validation_data": TWO, "validation_freq": 2, "validation_batch_size": 9,
-        },
-    ),
-    "initial epoch, learning rates in the history": (
-        classifier,
-        lambda: (
-            {"x": X, "y": Y, "epochs": 5, "initial_epoch": 2, "validation_freq": [3, 5]}
-            | {"validation_data": (X[:20], Y[:20])}
-            | {"callbacks": [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)]}
-        ),
-    ),
-    "early stopping": (
-        classifier,
-        lambda: (
-            {"x": X, "y": Y, "epochs": 9, "validation_data": (X[:9], Y[:9])}
-            | {"callbacks": [keras.callbacks.EarlyStopping(min_delta=9.0, patience=1, restore_best_weights=True)]}
-        ),
-    ),
-    "batched data set, uneven last batch": (
-        classifier,
-        lambda: {"x": batched(), "epochs": 3, "validation_data": batched(), "validation_steps": 2},
-    ),
-    "data set without end": (
-        classifier,
-        lambda: (
-            {"x": batched().repeat(), "epochs": 3, "steps_per_epoch": 5}
-            | {"validation_data": tf.data.Dataset.from_tensor_slices((X, Y)).batch(9).repeat(), "validation_steps": 3}
-        ),
-    ),
+# What is fitted, by how it is called; each is made anew for each call, of `make`, else of `classifier` or `regression`.
+CALLS: dict[str, Callable[[], dict[str, Any]]] = {
+    "arrays": lambda: {**ARRAYS, "epochs": 3},
+    "float64 lists of arrays": lambda: {
+        "x": X.astype("float64"), "y": Y[:, None], "sample_weight": WEIGHTS.astype("float64"), "epochs": 2,
+    },
+    "class weights, validation split": lambda: {
+        **ARRAYS, "batch_size": 7, "class_weight": {0: 2.0, 2: 0.5}, "validation_split": 0.3, "epochs": 2,
+    },
+    "dictionaries, two outputs, sample weights, validation data every second epoch": lambda: {
+        **dict(zip(("x", "y", "sample_weight"), TWO, strict=True)), "batch_size": 16, "epochs": 4,
+        "validation_data": TWO, "validation_freq": 2, "validation_batch_size": 9, "make": own.two_headed,
+    },
+    "initial epoch, learning rates in the history": lambda: {
+        "x": X, "y": Y, "epochs": 5, "initial_epoch": 2, "validation_freq": [3, 5], "validation_data": (X[:20], Y[:20]),
+        "callbacks": [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)],
+    },
+    "early stopping": lambda: {
+        "x": X, "y": Y, "epochs": 9, "validation_data": (X[:9], Y[:9]),
+        "callbacks": [keras.callbacks.EarlyStopping(min_delta=9.0, patience=1, restore_best_weights=True)],
+    },
+    "batched data set, uneven last batch": lambda: {
+        "x": batched(), "epochs": 3, "validation_data": batched(), "validation_steps": 2,
+    },
+    "data set without end": lambda: {
+        "x": batched().repeat(), "epochs": 3, "steps_per_epoch": 5, "validation_steps": 3,
+        "validation_data": tf.data.Dataset.from_tensor_slices((X, Y)).batch(9).repeat(),
+    },
     # Keras counts a step too many at the end of each pass over such data, which Adam would feel.
-    "data set of unknown length, class weights": (
-        lambda: classifier(optimizer=keras.optimizers.SGD(0.05, momentum=0.9)),
-        lambda: (
-            {"x": batched().filter(lambda x, y: True), "epochs": 2, "class_weight": {0: 1.0, 1: 3.0, 2: 1.0}}
-            | {"validation_data": batched().filter(lambda x, y: True)}
-        ),
-    ),
-    "data set that ends before its steps": (classifier, lambda: {"x": batched(), "epochs": 3, "steps_per_epoch": 3}),
-    "epochs that share a pass": (classifier, lambda: {"x": batched(), "epochs": 4, "steps_per_epoch": 2}),
-    "generator": (classifier, lambda: {"x": generated(), "epochs": 2, "steps_per_epoch": 4}),
-    "PyDataset of as many batches each time": (regression, lambda: {"x": Told([3]), "epochs": 3, "shuffle": True}),
-    "PyDataset of fewer, then more": (regression, lambda: {"x": Told([4, 2, 5, 1, 3]), "epochs": 3}),
-    "PyDataset in threads": (regression, lambda: {"x": Told([4, 3, 2], **OF_MANY), "epochs": 3}),
-    "PyDataset in processes": (regression, lambda: {"x": Told([3], use_multiprocessing=True), "epochs": 3}),
-    "PyDataset without end": (regression, lambda: {"x": Endless([3], **OF_MANY), "epochs": 3, "steps_per_epoch": 2}),
-    "PyDataset of less than its steps": (regression, lambda: {"x": Told([3]), "epochs": 3, "steps_per_epoch": 5}),
-    "PyDataset ended early": (regression, lambda: {"x": Told([5]), "epochs": 3, "callbacks": [Early()]}),
-    "PyDataset validated every second epoch": (regression, lambda: noted([3], [2, 3, 1], validation_freq=2)),
-    "PyDataset validated in part": (regression, lambda: noted([3], [4], validation_steps=2)),
-    "batch normalisation": (
-        lambda: classifier(normalised=True, steps_per_execution=3),
-        lambda: {**ARRAYS, "epochs": 3, "validation_data": (X, Y)},
-    ),
-    "batch normalisation of what a mask leaves": (
-        of_series,
-        lambda: {"x": SERIES, "y": Y, "batch_size": 15, "epochs": 3, "validation_data": (SERIES, Y)},
-    ),
-    "convolutions, a last batch of one example": (
-        convolved,
-        lambda: {"x": X, "y": Y, "batch_size": 15, "epochs": 2, "validation_data": (X, Y)},
-    ),
-    "subclassed, its own loss": (lambda: compiled(Subclassed()), lambda: {**ARRAYS, "epochs": 2}),
-    "a metric of several numbers": (
-        lambda: classifier(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score()]),
-        lambda: {"x": X, "y": np.eye(3)[Y], "epochs": 2, "validation_data": (X[:9], np.eye(3)[Y[:9]])},
-    ),
+    "data set of unknown length, class weights": lambda: {
+        "x": batched().filter(lambda x, y: True), "epochs": 2, "class_weight": {0: 1.0, 1: 3.0, 2: 1.0},
+        "validation_data": batched().filter(lambda x, y: True),
+        "make": lambda: classifier(optimizer=keras.optimizers.SGD(0.05, momentum=0.9)),
+    },
+    "data set that ends before its steps": lambda: {"x": batched(), "epochs": 3, "steps_per_epoch": 3},
+    "epochs that share a pass": lambda: {"x": batched(), "epochs": 4, "steps_per_epoch": 2},
+    "generator": lambda: {"x": generated(), "epochs": 2, "steps_per_epoch": 4},
+    "PyDataset of as many batches each time": lambda: {"x": Told([3]), "epochs": 3, "shuffle": True},
+    "PyDataset of fewer, then more": lambda: {"x": Told([4, 2, 5, 1, 3]), "epochs": 3},
+    "PyDataset in threads": lambda: {"x": Told([4, 3, 2], **OF_MANY), "epochs": 3},
+    "PyDataset in processes": lambda: {"x": Told([3], use_multiprocessing=True), "epochs": 3},
+    "PyDataset without end": lambda: {"x": Endless([3], **OF_MANY), "epochs": 3, "steps_per_epoch": 2},
+    "PyDataset of less than its steps": lambda: {"x": Told([3]), "epochs": 3, "steps_per_epoch": 5},
+    "PyDataset ended early": lambda: {"x": Told([5]), "epochs": 3, "callbacks": [Stopping("on_train_batch_end", at=1)]},
+    "PyDataset validated every second epoch": lambda: noted([3], [2, 3, 1], validation_freq=2),
+    "PyDataset validated in part": lambda: noted([3], [4], validation_steps=2),
+    "batch normalisation": lambda: {**ARRAYS, "epochs": 3, "validation_data": (X, Y), "make": normalised},
+    "batch normalisation of what a mask leaves": lambda: {
+        "x": SERIES, "y": Y, "batch_size": 15, "epochs": 3, "validation_data": (SERIES, Y), "make": of_series,
+    },
+    "convolutions, a last batch of one example": lambda: {
+        **ARRAYS, "batch_size": 15, "epochs": 2, "validation_data": (X, Y), "make": convolved,
+    },
+    "subclassed, its own loss": lambda: {**ARRAYS, "epochs": 2, "make": lambda: compiled(Subclassed())},
+    "a metric of several numbers": lambda: {
+        "x": X, "y": np.eye(3)[Y], "epochs": 2, "validation_data": (X[:9], np.eye(3)[Y[:9]]),
+        "make": lambda: classifier(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score()]),
+    },
 }  # fmt: skip
-
-
 SLOW = {
     "arrays", "float64 lists of arrays", "epochs that share a pass", "generator", "subclassed, its own loss",
     "initial epoch, learning rates in the history", "data set of unknown length, class weights",
     "batch normalisation of what a mask leaves", "PyDataset of as many batches each time", "PyDataset in processes",
     "PyDataset without end", "PyDataset ended early", "PyDataset validated in part",
 }  # fmt: skip
+# Data that end before their steps do, which is told.
+ENDS_BEFORE = (
+    "data set that ends before its steps", "PyDataset of fewer, then more", "PyDataset in threads",
+    "PyDataset of less than its steps",
+)  # fmt: skip
 
 
 def test_the_end_of_data_of_unknown_length_is_no_step(mirrored) -> None:
@@ -249,13 +235,6 @@ def test_the_end_of_data_of_unknown_length_is_no_step(mirrored) -> None:
         assert int(model.optimizer.iterations.numpy()) == 3 * 4
 
 
-# Data that end before their steps do, which is told.
-ENDS_BEFORE = (
-    "data set that ends before its steps", "PyDataset of fewer, then more", "PyDataset in threads",
-    "PyDataset of less than its steps",
-)  # fmt: skip
-
-
 # Keras forks for processes.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 # Each takes seconds, and what goes wrong in one mostly does in others: other ones in each run of CI.
@@ -265,8 +244,12 @@ ENDS_BEFORE = (
     + [pytest.param(call, marks=pytest.mark.slow) for call in sampled(sorted(SLOW), 5)],
 )
 def test_history_and_hooks_of_data_are_those_of_keras_on_one_device(call: str, mirrored) -> None:
-    make, arguments = CALLS[call]
+    make = CALLS[call]().get("make", regression if call.startswith("Py") else classifier)
     told = "Expected data for" if call in ENDS_BEFORE else None
+
+    def arguments() -> dict[str, Any]:
+        return {name: value for name, value in CALLS[call]().items() if name != "make"}
+
     model, theirs = by_keras(make, given := arguments())
     for strategy, tolerance in ((None, 2e-6), (mirrored, 1e-5)):
         with pytest.warns(UserWarning, match=told) if told else contextlib.nullcontext():
@@ -277,9 +260,8 @@ def test_history_and_hooks_of_data_are_those_of_keras_on_one_device(call: str, m
 
 
 def test_dropout_draws_what_it_draws_in_keras_on_one_device() -> None:
-    arguments = {"x": X, "y": Y, "epochs": 3}
-    _, theirs = by_keras(lambda: classifier(dropout=0.4), arguments)
-    _, ours = fitted(lambda: classifier(dropout=0.4), arguments)
+    arguments = {**ARRAYS, "epochs": 2}
+    ours, theirs = (fit(lambda: classifier(keras.layers.Dropout(0.4)), arguments)[1] for fit in (fitted, by_keras))
     assert_same(ours, theirs, 2e-6)
 
 
@@ -296,17 +278,6 @@ def test_shuffled_arrays_are_seen_once_an_epoch_in_an_order_of_the_seed(mirrored
     assert history(mirrored, 8) != pytest.approx(one, rel=1e-5)
 
 
-class Stopping(keras.callbacks.Callback):
-    """Ends training in one hook."""
-
-    def __init__(self, hook: str) -> None:
-        super().__init__()
-        setattr(self, hook, self._stop)
-
-    def _stop(self, *arguments: object, **named: object) -> None:
-        self.model.stop_training = True
-
-
 @pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin", "on_test_begin"])
 def test_a_training_that_a_hook_ends_has_the_history_and_the_weights_of_keras(hook: str) -> None:
     def arguments() -> dict[str, Any]:
@@ -320,7 +291,7 @@ def test_a_training_that_a_hook_ends_has_the_history_and_the_weights_of_keras(ho
 
 @pytest.mark.slow
 def test_fit_goes_on_where_it_was_left_and_leaves_the_model_to_keras(mirrored, tmp_path) -> None:
-    make, arguments = CALLS["batch normalisation"][0], {"x": X, "y": Y, "batch_size": 16, "epochs": 2}
+    make, arguments = normalised, {**ARRAYS, "epochs": 2}
     model, _ = by_keras(make, arguments)
     theirs = [model.fit(**arguments, shuffle=False, verbose=0) for _ in range(2)]
 
@@ -354,36 +325,28 @@ def test_a_model_compiled_anew_trains_by_its_new_settings(mirrored) -> None:
     assert_same(histories[1], histories[0], 1e-5)
 
 
-class RunState(keras.callbacks.Callback):
-    def __init__(self) -> None:
-        super().__init__()
-        self.hooks: list[str] = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.hooks.append(f"train {batch} {sorted(logs)}")
-
-    def on_test_begin(self, logs=None):
-        self.hooks.append("test")
-
-    def on_test_batch_end(self, batch, logs=None):
-        self.hooks.append(f"test {batch}")
-
-    def on_test_end(self, logs=None):
-        self.hooks.append(f"tested {sorted(logs)}")
+def noting(hooks: list[str]) -> keras.callbacks.Callback:
+    return keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: hooks.append(f"train {batch} {sorted(logs)}"),
+        on_test_begin=lambda logs: hooks.append("test"),
+        on_test_batch_end=lambda batch, logs: hooks.append(f"test {batch}"),
+        on_test_end=lambda logs: hooks.append(f"tested {sorted(logs)}"),
+    )
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_callbacks_see_the_batches_that_they_see_in_keras(steps_per_execution: int, mirrored) -> None:
-    arguments = {"x": X, "y": Y, "batch_size": 16, "epochs": 2, "validation_data": (X, Y)}
-    theirs, ours = RunState(), RunState()
-    by_keras(lambda: classifier(steps_per_execution=steps_per_execution), arguments | {"callbacks": [theirs]})
-    fitted(lambda: classifier(steps_per_execution=steps_per_execution), arguments | {"callbacks": [ours]}, mirrored)
+    arguments, theirs, ours = {**ARRAYS, "epochs": 2, "validation_data": (X, Y)}, list[str](), list[str]()
+    by_keras(lambda: classifier(steps_per_execution=steps_per_execution), arguments | {"callbacks": [noting(theirs)]})
+    fitted(
+        lambda: classifier(steps_per_execution=steps_per_execution), arguments | {"callbacks": [noting(ours)]}, mirrored
+    )
     if steps_per_execution == 1:
-        assert ours.hooks == theirs.hooks
+        assert ours == theirs
     else:
         # Keras names a step that there is none of where a call ends with the epoch.
-        assert ours.hooks[:2] == ["train 2 ['accuracy', 'loss']", "train 3 ['accuracy', 'loss']"]
-        assert len(ours.hooks) == len(theirs.hooks)
+        assert ours[:2] == ["train 2 ['accuracy', 'loss']", "train 3 ['accuracy', 'loss']"]
+        assert len(ours) == len(theirs)
 
 
 @pytest.mark.parametrize("verbose", [0, 1, 2, "auto"])
@@ -395,33 +358,21 @@ def test_keras_own_bar_shows_the_progress(verbose: Any, capsys) -> None:
     assert history.params == {"verbose": verbose, "epochs": 2, "steps": 2}
 
 
-TEXT = np.array(["a b", "b c", "c d", "a d"] * 8)
-
-
-def of_text() -> keras.Model:
-    words = keras.layers.TextVectorization(output_mode="multi_hot", vocabulary=["a", "b", "c", "d"])
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((), dtype="string"), words, keras.layers.Dense(2, activation="softmax")])
-    model.compile("sgd", loss="sparse_categorical_crossentropy")
-    return model
-
-
-def test_text_trains_whatever_holds_it(mirrored) -> None:
-    kinds = (tf.constant(TEXT), TEXT, TEXT.astype("S"), TEXT.astype(object), TEXT.tolist())
+def test_text_trains_whatever_holds_it_and_is_refused_as_labels_with_how_to_number_them(mirrored) -> None:
+    text = np.array(["a b", "b c", "c d", "a d"] * 8)
+    kinds = (tf.constant(text), text, text.astype("S"), text.astype(object), text.tolist())
     histories = []
     for x in kinds:
+        keras.utils.set_random_seed(0)
         with mirrored.scope():
-            model = of_text()
+            words = keras.layers.TextVectorization(output_mode="multi_hot", vocabulary=["a", "b", "c", "d"])
+            model = keras.Sequential([keras.Input((), dtype="string"), words, keras.layers.Dense(2, "softmax")])
+            model.compile("sgd", loss="sparse_categorical_crossentropy")
         made = pipeline.fit(model, x, np.arange(32) % 2, batch_size=8, shuffle=False, verbose=0)
         histories.append(made.history["loss"])
+        with pytest.raises(UserError, match=r"'a b'.* Try numpy\.unique"):
+            pipeline.fit(classifier(), x=X[:32], y=x, verbose=0)
     assert histories == [pytest.approx(histories[0], rel=1e-6)] * len(kinds)
-
-
-@pytest.mark.parametrize("labels", [tf.constant(TEXT), TEXT, TEXT.astype("S"), TEXT.astype(object), TEXT.tolist()])
-def test_labels_of_text_are_refused_with_how_to_number_them(labels) -> None:
-    with pytest.raises(UserError, match=r"Try numpy\.unique") as refused:
-        pipeline.fit(classifier(), x=X[:32], y=labels, verbose=0)
-    assert "'a b'" in str(refused.value)
 
 
 def test_whole_numbers_of_64_bits_are_gathered_exactly(mirrored) -> None:
@@ -467,21 +418,19 @@ def test_what_cannot_be_honoured_is_refused_in_words(make, arguments, words: str
     ),
 ])  # fmt: skip
 def test_what_replicas_make_otherwise_than_one_device_is_warned_of_before_the_first_fit(layer, words, mirrored) -> None:
-    with mirrored.scope():
-        model = looking.model(layer)
+    def made() -> keras.Model:
+        with mirrored.scope():
+            return looking.model(layer)
+
+    model, arguments = made(), {**ARRAYS, "verbose": 0}
     with pytest.warns(UserWarning, match=words) as told:
-        pipeline.fit(model, X, Y, batch_size=16, verbose=0)
+        pipeline.fit(model, **arguments)
     assert sum("differ from one device" in str(one.message) for one in told) == 1
     # Told once; and all warnings are errors.
-    pipeline.fit(model, X, Y, batch_size=16, verbose=0)
-    with mirrored.scope():
-        model = looking.model(layer)
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+    pipeline.fit(model, **arguments)
     with pytest.warns(UserWarning, match=words):
-        pipeline.fit(model, data, verbose=0)
-    with mirrored.scope():
-        model = looking.model(layer)
-    pipeline.fit(model, X, Y, batch_size=16, verbose=0, check=False)
+        pipeline.fit(made(), tf.data.Dataset.from_tensor_slices((X, Y)).batch(16), verbose=0)
+    pipeline.fit(made(), **arguments, check=False)
 
 
 def test_strategies_that_cannot_train_this_model_are_refused(mirrored) -> None:
@@ -499,9 +448,11 @@ def test_strategies_that_cannot_train_this_model_are_refused(mirrored) -> None:
         pipeline.fit(model, X, Y)
 
 
-def test_another_backend_of_keras_is_refused_in_words() -> None:
+def test_another_backend_of_keras_is_refused_in_words_and_the_package_is_imported_without_tensorflow() -> None:
     code = """
-import keras, pipeline
+import sys, pipeline
+print('tensorflow' in sys.modules, 'fit' in pipeline.__all__)
+import keras
 try:
     pipeline.fit(keras.Sequential([keras.layers.Dense(1)]))
 except pipeline.errors.UserError as error:
@@ -509,13 +460,8 @@ except pipeline.errors.UserError as error:
 """
     environ = {**os.environ, "KERAS_BACKEND": "jax"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.stdout.startswith("False True\n"), done.stderr
     assert "received KERAS_BACKEND=jax. Try KERAS_BACKEND=tensorflow" in done.stdout, done.stderr
-
-
-def test_the_package_is_imported_without_tensorflow() -> None:
-    code = "import pipeline, sys; print('tensorflow' in sys.modules, 'fit' in pipeline.__all__)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
 
 
 @pytest.mark.slow

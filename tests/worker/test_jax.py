@@ -92,16 +92,10 @@ def test_a_replica_of_two_devices_holds_half_on_each_and_slots_are_where_their_w
         found = {key.split()[1]: value for key, value in came.items() if key.split()[0] == name}
         cut = found.get("both") or found["model"]
         assert cut["held"] < 0.6 * found["one"]["held"], name
+        slots = {f"{one.replace('/', '_')}_{slot}": one for one in cut["cut"] for slot in ("momentum", "velocity")}
         for path, place in cut["places"].items():
-            for weight in cut["cut"]:
-                if path.partition("/")[2] in (
-                    f"{weight.replace('/', '_')}_{slot}" for slot in ("momentum", "velocity")
-                ):
-                    assert place == cut["places"][weight], path
-
-
-@pytest.mark.slow
-def test_kernels_are_cut_by_column_then_by_row_attention_by_heads_and_embeddings_by_rows(came):
+            assert place == cut["places"][slots.get(path.partition("/")[2], path)], path
+    # Kernels are cut by column, then by row, attention by heads, and embeddings by rows.
     cut = came["transformer both"]["cut"]
     assert cut["embedding/embeddings"] == ["model", None]
     for name in ("attention/query", "attention/key", "attention/value", "widen"):
@@ -111,19 +105,14 @@ def test_kernels_are_cut_by_column_then_by_row_attention_by_heads_and_embeddings
 
 
 @pytest.mark.slow
-def test_convolutions_of_groups_of_channels_are_refused_where_several_workers_have_several_devices(came):
-    *_, grouped = came["mlp both"]["refused"]
-    assert grouped.startswith("(2, 2): Expected no convolution of groups of channels")
-    assert "Try workers=1, or strategy=mirrored" in grouped
-
-
-@pytest.mark.slow
-def test_a_written_layout_that_matches_nothing_twice_or_no_shape_is_refused(came):
-    nothing, twice, unfit, _ = came["mlp both"]["refused"]
+def test_a_written_layout_that_matches_nothing_twice_or_no_shape_is_refused_and_groups_of_channels_over_a_mesh(came):
+    nothing, twice, unfit, grouped = came["mlp both"]["refused"]
     assert "received kernel, which matches none of dense" in nothing
     assert "Try .*kernel.*" in nothing
     assert "which both match dense" in twice
     assert "that divide it evenly, received [model]" in unfit
+    assert grouped.startswith("(2, 2): Expected no convolution of groups of channels")
+    assert "Try workers=1, or strategy=mirrored" in grouped
 
 
 @pytest.mark.slow
@@ -144,6 +133,30 @@ def test_tensorflow_trains_to_the_same_losses_from_the_same_weights_and_each_goe
             assert iterations == steps + on_jax.MORE
             np.testing.assert_allclose(rest, gone_on[0][0], rtol=0, atol=1e-3, err_msg=name)
             assert np.mean(rest) < np.mean(losses[name][:9]), name
+
+
+@pytest.fixture(scope="module")
+def bucketed():
+    """What `support/bucketed.py` prints."""
+    return scripts.came("bucketed", **on_jax.ENVIRON)
+
+
+@pytest.mark.slow
+def test_only_models_of_which_no_example_meets_another_before_the_loss_have_a_bucket(bucketed):
+    assert {name: of["fits"] for name, of in bucketed.items()} == {
+        name: of["expected"] for name, of in bucketed.items()
+    }
+    assert not any(of["others"] for of in bucketed.values()), "one device, or one cut over several, exchange none"
+
+
+@pytest.mark.slow
+def test_a_bucket_is_one_array_and_makes_of_a_batch_what_is_made_without(bucketed):
+    for name, of in bucketed.items():
+        if of["fits"]:
+            assert " ".join(of["sums"]).count("f32") == 1, (name, of["sums"])
+            assert of["far"]["whole"] < 1e-6, name
+            # Batches that do not divide evenly, and those whose examples have weights, go without.
+            assert of["far"]["short"] == of["far"]["weighted"] == 0, name
 
 
 @pytest.mark.parametrize(
@@ -226,9 +239,7 @@ def test_prepared_files_are_read_without_tensorflow_also_without_what_is_broken(
     assert data._arrays(validation)[1].tolist() == [8, 9]
 
 
-def test_data_that_tensorflow_makes_are_refused_and_class_weights_weigh_examples():
-    with pytest.raises(DataError, match="received a _RangeDataset"):
-        data._known(tf.data.Dataset.range(3), "train")
+def test_class_weights_weigh_examples():
     x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2])
     assert data._weighed((x, y), {1: 5.0})[2].tolist() == [1.0, 5.0, 1.0]
     assert data._weighed((x, y, np.full((3, 1), 2.0)), {1: 5.0})[2].tolist() == [[2.0], [10.0], [2.0]]
@@ -248,9 +259,7 @@ def test_lists_are_arrays_wherever_they_are_as_under_tensorflow():
         found = [(leaf.dtype.name, leaf.tolist()) for leaf in (x["a"], *(one["c"] for one in x["b"]), y)]
         assert found == [("float32", [1.0, 2.0]), ("int64", [[1], [2]]), ("int64", [3, 4]), ("int64", [0, 1])]
     assert data._count(data._known(([], []), "train")) == 0
-
-
-def test_arrays_of_another_byte_order_are_those_of_this_machine():
+    # And arrays of another byte order are those of this machine.
     (x,) = data._known((np.array([1.5, 2.0], ">f4"),), "train")
     assert x.dtype.isnative
     assert x.tolist() == [1.5, 2.0]
@@ -263,6 +272,7 @@ def test_arrays_of_another_byte_order_are_those_of_this_machine():
         ((np.ones(2, np.longdouble), [0, 1]), r"numbers .* Try \.astype"),
         ((csr_matrix(np.eye(2)), [0, 1]), r"Try \.toarray\(\)"),
         (np.eye(2), r"one array, of shape \[2, 2\]\. Try return \(x, y\), None"),
+        (tf.data.Dataset.range(3), "received a _RangeDataset"),
     ],
 )
 def test_arrays_that_are_others_are_refused_with_what_makes_them_right(part, words):

@@ -1,6 +1,7 @@
 """What a language model writes at the end of a run: drawn as said, of which model, and left out in words of others."""
 
 import re
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,10 +28,6 @@ def of(out: object, example: Any = TOKENS, names: tuple[str, ...] | None = NAMES
     return sample_of(plan(**asked), model, names, lambda: example, notes.append), notes
 
 
-def uniform(tokens: np.ndarray) -> np.ndarray:
-    return np.zeros((*tokens.shape, VOCABULARY), np.float32)
-
-
 def test_a_language_model_is_to_write_a_hundred_tokens_or_as_many_as_were_asked_for():
     assert of((None, LENGTH, VOCABULARY))[0].tokens == 100
     assert of((None, None, VOCABULARY), tokens=7)[0].tokens == 7
@@ -53,24 +50,18 @@ def test_another_model_writes_nothing_and_says_so_where_it_was_asked_to(out, exa
     assert "for train.sample_tokens=50, received data=digits and model=mlp. Try train.sample_tokens=null." in note
 
 
-def test_the_same_seed_draws_the_same_tokens_and_another_one_others():
-    def drawn(seed: int) -> list[int]:
-        made = continued(TOKENS[0][0], uniform, 0.8, np.random.default_rng(seed))
-        return [next(made) for _ in range(50)]
-
-    assert drawn(0) == drawn(0)
-    assert drawn(0) != drawn(1)
-
-
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_are_drawn_as_often_as_their_logits_say_at_a_temperature(temperature):
+def test_tokens_are_drawn_as_often_as_their_logits_say_at_a_temperature_and_by_the_seed_alone(temperature):
     logits = np.array([0.0, 1.0, 2.0, -1.0, 0.5])
-    made = continued(
-        TOKENS[0][0], lambda tokens: np.tile(logits, (1, LENGTH, 1)), temperature, np.random.default_rng(0)
-    )
-    often = np.bincount([next(made) for _ in range(20_000)], minlength=VOCABULARY) / 20_000
+
+    def drawn(seed: int, count: int) -> list[int]:
+        tiled = np.tile(logits, (1, LENGTH, 1))
+        return list(islice(continued(TOKENS[0][0], lambda _: tiled, temperature, np.random.default_rng(seed)), count))
+
+    often = np.bincount(drawn(0, 20_000), minlength=VOCABULARY) / 20_000
     wanted = np.exp(logits / temperature)
     np.testing.assert_allclose(often, wanted / wanted.sum(), atol=0.015)
+    assert drawn(0, 50) == drawn(0, 50) != drawn(1, 50)
 
 
 def test_each_token_is_drawn_by_those_that_went_before_it():
@@ -80,8 +71,7 @@ def test_each_token_is_drawn_by_those_that_went_before_it():
         seen.append(tokens[0].tolist())
         return np.eye(VOCABULARY)[(tokens + 2) % VOCABULARY]
 
-    made = continued(np.array([0, 1, 2]), logits, 0.0, np.random.default_rng(0))
-    assert [next(made) for _ in range(3)] == [4, 1, 3]
+    assert list(islice(continued(np.array([0, 1, 2]), logits, 0.0, np.random.default_rng(0)), 3)) == [4, 1, 3]
     assert seen == [[0, 1, 2], [1, 2, 4], [2, 4, 1]]
 
 
