@@ -21,7 +21,7 @@ LABELS = {
 }
 
 
-def by_keras(y: np.ndarray) -> np.ndarray:
+def by_keras(y: np.ndarray) -> list[float]:
     """The weights that Keras gives a model for such labels."""
     seen = []
 
@@ -30,37 +30,33 @@ def by_keras(y: np.ndarray) -> np.ndarray:
             return x[:, :1]
 
         def train_step(self, data):
-            seen.append(data[2])
+            seen.extend(data[2].numpy().tolist())
             return {"loss": tf.zeros(())}
 
     model = Seeing()
     model.compile(run_eagerly=True)
     model.fit(X, y, batch_size=6, shuffle=False, class_weight=WEIGHTS, verbose=0)
-    return np.asarray(seen[0])
+    return seen
 
 
 @pytest.mark.parametrize("kind", LABELS)
 def test_arrays_data_sets_and_made_examples_get_the_weights_that_keras_gives(kind):
-    y = LABELS[kind]
-    expected = by_keras(y)
-    assert expected.tolist() == [0.5, 1.0, 4.0, 4.0, 1.0, 0.5]
-    _, _, arrays = weighed((X, y), WEIGHTS)
-    assert arrays.tolist() == expected.tolist()
-    for weight in (np.full(6, 2.0), np.full((6, 1), 2.0)):
-        twice = (2 * expected).reshape(weight.shape).tolist()
-        assert weighed((X, y, weight), WEIGHTS)[2].tolist() == twice
-    in_set = [float(weight) for *_, weight in weighed(tf.data.Dataset.from_tensor_slices((X, y)), WEIGHTS)]
-    assert in_set == expected.tolist()
+    y, expected = LABELS[kind], [0.5, 1.0, 4.0, 4.0, 1.0, 0.5]
     spec = (Leaf((2,), "float32"), Leaf(y.shape[1:], str(y.dtype)))
-    ready = weighed(Examples((X, y), spec), WEIGHTS)
-    assert ready.raw[2].tolist() == expected.tolist()
     decoded = weighed(Examples((X, y), spec, decode=lambda example: example), WEIGHTS)
-    assert [float(decoded.decode((X[place], y[place]))[2]) for place in range(6)] == expected.tolist()
     parsed = weighed(Examples((X, y), spec, parse=lambda batch: batch), WEIGHTS)
-    assert parsed.parse((X, y))[2].numpy().tolist() == expected.tolist()
-
-
-def test_a_label_beyond_32_bits_is_no_small_class():
+    for weights in (
+        by_keras(y),
+        weighed((X, y), WEIGHTS)[2],
+        weighed((X, y, np.full(6, 2.0)), WEIGHTS)[2] / 2,
+        weighed((X, y, np.full((6, 1), 2.0)), WEIGHTS)[2][:, 0] / 2,
+        [weight for *_, weight in weighed(tf.data.Dataset.from_tensor_slices((X, y)), WEIGHTS)],
+        weighed(Examples((X, y), spec), WEIGHTS).raw[2],
+        [decoded.decode((X[place], y[place]))[2] for place in range(6)],
+        parsed.parse((X, y))[2],
+    ):
+        assert list(map(float, weights)) == expected
+    # A label beyond 32 bits is no small class.
     assert weighed((X, Y.astype(np.int64) + 2**32), WEIGHTS)[2].tolist() == [1.0] * 6
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from conftest import ROOT, SUPPORT
 
-CALL = """
+GRAPHS = """
 import tensorflow as tf
 from pipeline.worker.tensorflow.devices import optimize_graphs_once
 tf.config.set_logical_device_configuration(
@@ -18,18 +18,6 @@ assert len(tf.config.list_logical_devices("CPU")) == 2
 x = tf.ones([4, 4])
 print(float(tf.function(lambda: tf.reduce_sum(tf.nn.relu(x @ x + 1) @ x))()))
 """
-
-
-@pytest.mark.slow
-def test_graphs_for_cpus_are_optimized_once_and_not_for_other_devices():
-    told = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "meta_optimizer=1", "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(
-        [sys.executable, "-c", CALL], env=os.environ | told, capture_output=True, text=True, check=True, timeout=300
-    )
-    assert ran.stdout == "320.0\n"
-    lines = [line for line in ran.stderr.splitlines() if "Graph size after" in line]
-    assert sum("remapper: " in line for line in lines) == 1
-    assert not [line for line in lines if "memory_optimizer: " in line or "layout: " in line or "tfg_optimizer" in line]
 
 
 SPINS = """
@@ -45,12 +33,26 @@ for cores in (own[:1], own):
 """
 
 
+def ran(code: str, printed: str, **environment: str) -> list[str]:
+    """What a process writes beside what it is to print."""
+    of_tests = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)])}
+    process = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | of_tests | environment, capture_output=True, text=True,
+        check=False, timeout=300,
+    )  # fmt: skip
+    assert process.stdout == printed, process.stderr
+    return process.stderr.splitlines()
+
+
+@pytest.mark.slow
+def test_graphs_for_cpus_are_optimized_once_and_not_for_other_devices():
+    lines = ran(GRAPHS, "320.0\n", TF_CPP_MIN_LOG_LEVEL="0", TF_CPP_VMODULE="meta_optimizer=1")
+    lines = [line for line in lines if "Graph size after" in line]
+    assert sum("remapper: " in line for line in lines) == 1
+    assert not [line for line in lines if "memory_optimizer: " in line or "layout: " in line or "tfg_optimizer" in line]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_threads_look_out_for_work_before_they_sleep_unless_they_share_a_core():
-    search = os.pathsep.join([str(ROOT), str(SUPPORT)])
-    ran = subprocess.run(
-        [sys.executable, "-c", SPINS], env=os.environ | {"PYTHONPATH": search}, capture_output=True, text=True,
-        check=False, timeout=300,
-    )  # fmt: skip
-    assert ran.stdout == "True True\nFalse False\n", ran.stderr
+    ran(SPINS, "True True\nFalse False\n")

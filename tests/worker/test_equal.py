@@ -100,8 +100,7 @@ def assert_equal(judged) -> None:
 def test_the_page_says_the_digits_that_are_compared(differing):
     from differing.compared import TOLERANCE
 
-    assert set(re.findall(r"\d?e-\d+", PAGE.partition("<!-- figures:")[0])) == {"1e-5"}
-    assert float("1e-5") == TOLERANCE
+    assert set(map(float, re.findall(r"\d?e-\d+", PAGE.partition("<!-- figures:")[0]))) == {TOLERANCE}
 
 
 @pytest.mark.slow
@@ -150,22 +149,13 @@ def test_losses_and_metrics_of(labels, differing):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", sampled(words("Optimizers"), 3))
-def test_optimizer(optimizer, differing):
-    assert_equal(differing(case(optimizer=f"keras.optimizers.{optimizer}")))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", range(len(rows("Callbacks"))))
-def test_callbacks(place, differing):
-    callbacks = tuple(f"keras.callbacks.{one}" for one in rows("Callbacks")[place][0])
-    assert_equal(differing(case(callbacks=callbacks, epochs=4)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("data", sampled(words("Data"), 3))
-def test_data(data, differing):
-    settings = {found.arg: ast.literal_eval(found.value) for found in ast.parse(f"dict({data})").body[0].value.keywords}
+@pytest.mark.parametrize("settings", [
+    *({"optimizer": f"keras.optimizers.{one}"} for one in sampled(words("Optimizers"), 3)),
+    *({"callbacks": tuple(f"keras.callbacks.{one}" for one in found), "epochs": 4} for found, _ in rows("Callbacks")),
+    *({found.arg: ast.literal_eval(found.value) for found in ast.parse(f"dict({data})").body[0].value.keywords}
+      for data in sampled(words("Data"), 3)),
+], ids=str)  # fmt: skip
+def test_optimizers_callbacks_and_data(settings, differing):
     assert_equal(differing(case(**settings)))
 
 

@@ -76,8 +76,7 @@ def test_only_a_wildcard_address_changes(
 
 def test_a_process_without_tensorflow_is_promised_nothing() -> None:
     code = "from pipeline.worker.tensorflow.loopback import listen_on_loopback_only; print(listen_on_loopback_only())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "False\n"
 
 
 def test_a_ctrl_c_amid_the_bind_leaves_no_server_and_the_next_one_listens_on_loopback_only() -> None:

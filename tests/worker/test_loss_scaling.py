@@ -33,35 +33,28 @@ WEIGHTS = RANDOM.uniform(0.5, 2.0, 61).astype("float32")
 CLASSES = RANDOM.integers(0, 3, 61)
 
 
-class ScalarMean(keras.losses.Loss):
+class Scalar(keras.losses.Loss):
     """One number for the batch, whatever its reduction says."""
 
-    def call(self, y_true, y_pred):
-        return ops.mean(ops.square(y_true - y_pred))
-
-
-class ScalarSum(keras.losses.Loss):
-    """One number for the batch, a sum."""
+    def __init__(self, total=ops.mean, **kwargs):
+        super().__init__(**kwargs)
+        self.total = total
 
     def call(self, y_true, y_pred):
-        return ops.sum(ops.square(y_true - y_pred))
+        return self.total(ops.square(y_true - y_pred))
 
 
 def summed(y_true, y_pred):
     return ops.sum(ops.square(y_true - y_pred))
 
 
-def by_example(y_true, y_pred):
-    return ops.sum(ops.abs(y_true - y_pred), -1)
-
-
 LOSSES: dict[str, Callable[[], Any]] = {
     "summed": lambda: summed,
     "meant": lambda: lambda y, p: ops.mean(ops.square(y - p)),
-    "by_example": lambda: by_example,
-    "scalar_mean": ScalarMean,
-    "scalar_sum": ScalarSum,
-    "mean_called_sum": lambda: ScalarMean(reduction="sum"),
+    "by_example": lambda: lambda y, p: ops.sum(ops.abs(y - p), -1),
+    "scalar_mean": Scalar,
+    "scalar_sum": lambda: Scalar(ops.sum),
+    "mean_called_sum": lambda: Scalar(reduction="sum"),
     "none": lambda: keras.losses.MeanSquaredError(reduction="none"),
     "sum": lambda: keras.losses.MeanSquaredError(reduction="sum"),
     "mean_by_weight": lambda: keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
@@ -88,16 +81,12 @@ class Adding(keras.layers.Layer):
 
     def call(self, x, training=None):
         squares = 1e-2 * ops.square(x)
-        if self.how == "sum":
-            self.add_loss(ops.sum(squares))
-        if self.how == "mean":
-            self.add_loss(ops.mean(squares))
-        if self.how == "by example":
-            self.add_loss(ops.sum(squares, -1))
-        if self.how == "in training" and training:
-            self.add_loss([ops.sum(squares), ops.mean(squares)])
-        if self.how == "as a whole":
-            self.add_loss(ops.square(ops.mean(x)))
+        added = {
+            "sum": ops.sum(squares), "mean": ops.mean(squares), "by example": ops.sum(squares, -1),
+            "in training": [ops.sum(squares), ops.mean(squares)], "as a whole": ops.square(ops.mean(x)),
+        }  # fmt: skip
+        if training or self.how != "in training":
+            self.add_loss(added[self.how])
         return x
 
 
@@ -235,18 +224,11 @@ class Case:
     fits: int = 1
 
 
-def half(dtype: str, reduction: str) -> Case:
-    loss = keras.losses.MeanSquaredError(reduction=reduction, dtype=dtype)
-    return Case(lambda: plain(loss), tolerance=4e-3)
+def squared(reduction: str, dtype: str = "float32") -> keras.losses.Loss:
+    return keras.losses.MeanSquaredError(reduction=reduction, dtype=dtype)
 
 
-def ignoring(**named: Any) -> Case:
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
-    return Case(lambda: plain(loss, outputs=3), CLASSES, **named)
-
-
-def every_loss(**named: Any) -> Case:
-    return Case(many_headed, dict.fromkeys(LOSSES, Y), tolerance=1e-5, **named)
+IGNORING = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
 
 
 ADDED = ("sum", "mean", "by example", "in training")
@@ -258,13 +240,13 @@ WHOLE: dict[str, tuple[Callable[[], keras.Model], Any]] = {
     "of its own": (lambda: own("correlated"), Y),
 }
 EQUAL: dict[str, Case] = {
-    "every loss": every_loss(),
-    "every loss, weighed": every_loss(weights=WEIGHTS),
-    "float16 sum": half("float16", "sum"),
-    "bfloat16 mean": half("bfloat16", "sum_over_batch_size"),
-    "one output a number": Case(lambda: plain(keras.losses.MeanSquaredError(reduction="sum"), flat=True), Y[:, 0]),
-    "ignored labels": ignoring(),
-    "ignored labels, weighed": ignoring(weights=WEIGHTS),
+    "every loss": Case(many_headed, dict.fromkeys(LOSSES, Y), tolerance=1e-5),
+    "every loss, weighed": Case(many_headed, dict.fromkeys(LOSSES, Y), WEIGHTS, tolerance=1e-5),
+    "float16 sum": Case(lambda: plain(squared("sum", "float16")), tolerance=4e-3),
+    "bfloat16 mean": Case(lambda: plain(squared("sum_over_batch_size", "bfloat16")), tolerance=4e-3),
+    "one output a number": Case(lambda: plain(squared("sum"), flat=True), Y[:, 0]),
+    "ignored labels": Case(lambda: plain(IGNORING, outputs=3), CLASSES),
+    "ignored labels, weighed": Case(lambda: plain(IGNORING, outputs=3), CLASSES, WEIGHTS),
     "added": Case(lambda: adding(*ADDED)),
     "added, normalised": Case(lambda: adding(*ADDED, normalised=True)),
     **{f"own {how}": Case(lambda how=how: own(how)) for how in ("sum", "mean", "both")},
@@ -276,9 +258,7 @@ EQUAL: dict[str, Case] = {
         for how in ("pairs", "whole", "count")
         for gather in (False, True)
     },
-    "metrics of a sum": Case(
-        lambda: measured(keras.losses.MeanSquaredError(reduction="sum"), 5e-4), weights=WEIGHTS, tolerance=1e-5
-    ),
+    "metrics of a sum": Case(lambda: measured(squared("sum"), 5e-4), weights=WEIGHTS, tolerance=1e-5),
     **{
         f"metrics under {strategy}": Case(measured, weights=WEIGHTS, strategy=strategy, tolerance=1e-5, fits=2)
         for strategy in ("mirrored", "central_storage")

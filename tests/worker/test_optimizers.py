@@ -28,12 +28,6 @@ KINDS = (
 FIT = {"x": X, "y": Y, "batch_size": 16, "epochs": 3}
 
 
-def compiled(optimizer: Callable[[], keras.optimizers.Optimizer], policy: str = "float32") -> keras.Model:
-    model = layers(policy)
-    model.compile(optimizer(), "sparse_categorical_crossentropy")
-    return model
-
-
 def layers(policy: str = "float32") -> keras.Model:
     return keras.Sequential([
         keras.Input((6,)),
@@ -42,25 +36,24 @@ def layers(policy: str = "float32") -> keras.Model:
     ])  # fmt: skip
 
 
+def with_optimizer(make, change=lambda model: None, policy="float32"):
+    """A model with the optimizer that is made for its layers."""
+    model = layers(policy)
+    model.compile(make(model), "sparse_categorical_crossentropy")
+    change(model)
+    return model
+
+
 def assert_same_on_two(mirrored: tf.distribute.Strategy, optimizer: Callable[[], keras.optimizers.Optimizer]) -> None:
     (ours, losses), (theirs, reference) = (
-        fitted(lambda: compiled(optimizer), FIT, strategy) for strategy in (mirrored, None)
+        fitted(lambda: with_optimizer(lambda model: optimizer()), FIT, strategy) for strategy in (mirrored, None)
     )
     assert_same(losses, reference, 1e-6)
     assert_same_weights(ours, theirs, 1e-6)
 
 
 def assert_trained_as_by_keras(mirrored, make, callbacks=list, change=lambda model: None, reference=None):
-    """Expects two replicas to train what Keras trains with the optimizer that `reference`, or `make`, makes.
-
-    Both are given the model's layers; `change` is what is done to a model before it is trained here.
-    """
-
-    def with_optimizer(make, change):
-        model = layers()
-        model.compile(make(model), "sparse_categorical_crossentropy")
-        change(model)
-        return model
+    """Expects two replicas to train what Keras trains with the optimizer that `reference`, or `make`, makes."""
 
     def build(model):
         # As Keras does under a strategy: on one device a callback sees a function's optimizers from the first step on.
@@ -75,9 +68,7 @@ def assert_trained_as_by_keras(mirrored, make, callbacks=list, change=lambda mod
 class Slowed(keras.optimizers.SGD):
     """One that does not say all that it is made with, and is told more when it is there."""
 
-    def __init__(self, learning_rate: float, slowing: float = 1.0) -> None:
-        super().__init__(learning_rate, momentum=0.5)
-        self.slowing, self.signs = slowing, False
+    slowing, signs = 1.0, False
 
     def update_step(self, gradient, variable, learning_rate):
         gradient = keras.ops.sign(gradient) if self.signs else gradient
@@ -91,8 +82,8 @@ def without_decay(rate: float, model: keras.Model, of_layer: bool) -> keras.opti
 
 
 def slowed(rate: float, model: keras.Model) -> keras.optimizers.Optimizer:
-    made = Slowed(rate, slowing=4.0)
-    made.signs = True
+    made = Slowed(rate, momentum=0.5)
+    made.slowing, made.signs = 4.0, True
     return made
 
 
@@ -189,36 +180,31 @@ def scheduling() -> list[keras.callbacks.Callback]:
     return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)]
 
 
-@pytest.mark.parametrize(("make", "callbacks"), [(two_rates, reducing), (one_each, scheduling), (by_names, reducing)])
-def test_several_optimizers_in_one_train_what_they_do_in_keras(mirrored, make, callbacks):
-    assert_trained_as_by_keras(mirrored, make, callbacks)
+ACCUMULATED = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3)
+AVERAGED = keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.5, gradient_accumulation_steps=2, use_ema=True,
+                                  ema_momentum=0.8, ema_overwrite_frequency=2)  # fmt: skip
+SCALED = keras.optimizers.LossScaleOptimizer(
+    keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, use_ema=True), initial_scale=8.0
+)
 
 
-def test_several_optimizers_are_scaled_together_and_have_no_one_learning_rate(mirrored):
-    assert_trained_as_by_keras(mirrored, lambda model: keras.optimizers.LossScaleOptimizer(two_rates(model)))
+def again(made: keras.optimizers.Optimizer) -> Callable[[keras.Model], keras.optimizers.Optimizer]:
+    return lambda model: type(made).from_config(made.get_config())
+
+
+@pytest.mark.parametrize(("make", "callbacks", "devices"), [
+    (two_rates, reducing, DEVICES), (one_each, scheduling, DEVICES), (by_names, reducing, DEVICES),
+    (lambda model: keras.optimizers.LossScaleOptimizer(two_rates(model)), list, DEVICES),
+    (again(ACCUMULATED), list, DEVICES[:1]), (again(AVERAGED), list, DEVICES), (again(SCALED), list, DEVICES),
+], ids=["two", "one each", "by names", "scaled together", "accumulated on one", "averages", "scaled"])  # fmt: skip
+def test_several_optimizers_in_one_and_accumulated_gradients_train_what_they_do_in_keras(make, callbacks, devices):
+    assert_trained_as_by_keras(strategies.mirrored(devices), make, callbacks)
+
+
+def test_several_optimizers_have_no_one_learning_rate():
     model = layers()
     with pytest.raises(ModelError, match=r"received MultiOptimizer.*Try these rates as arguments of model.build"):
         compile_chosen(model, two_rates(model), 0.1, None, None)
-
-
-@pytest.mark.parametrize(("make", "devices"), [
-    (lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3), DEVICES[:1]),
-    (
-        lambda: keras.optimizers.AdamW(
-            0.01, weight_decay=0.1, clipnorm=0.5, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.8,
-            ema_overwrite_frequency=2,
-        ),
-        DEVICES,
-    ),
-    (
-        lambda: keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, use_ema=True), initial_scale=8.0
-        ),
-        DEVICES,
-    ),
-], ids=["momentum on one", "averages on two", "scaling on two"])  # fmt: skip
-def test_gradients_are_accumulated_over_steps_as_keras_does(make, devices):
-    assert_trained_as_by_keras(strategies.mirrored(devices), lambda model: make())
 
 
 @pytest.mark.slow
@@ -243,13 +229,10 @@ def test_averages_overwrite_weights_when_they_would_on_one_device_also_where_the
     assert averaged().get_config()["ema_overwrite_frequency"] == frequency
 
 
-def schedule() -> keras.optimizers.schedules.LearningRateSchedule:
-    return keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.7)
-
-
 @pytest.mark.parametrize(("make", "policy", "replicas"), [
     (lambda: keras.optimizers.Adam(0.01, beta_1=0.7, beta_2=0.95, epsilon=1e-5), "float32", 1),
-    (lambda: keras.optimizers.AdamW(schedule(), weight_decay=0.1, global_clipnorm=0.5), "float32", 2),
+    (lambda: keras.optimizers.AdamW(keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.7), weight_decay=0.1,
+                                    global_clipnorm=0.5), "float32", 2),
     *(
         pytest.param(*others, marks=pytest.mark.slow)
         for others in (
@@ -261,10 +244,10 @@ def schedule() -> keras.optimizers.schedules.LearningRateSchedule:
 def test_adam_is_traced_in_fewer_operations_and_trains_the_same_to_the_last_bit(
     mirrored, monkeypatch, make, policy, replicas
 ):
-    strategy = mirrored if replicas > 1 else None
-    brief, losses = fitted(lambda: compiled(make, policy), FIT, strategy)
+    strategy, build = mirrored if replicas > 1 else None, partial(with_optimizer, lambda model: make(), policy=policy)
+    brief, losses = fitted(build, FIT, strategy)
     monkeypatch.setattr(updates, "_update", updated_as_keras_does)
-    as_keras_does, others = fitted(lambda: compiled(make, policy), FIT, strategy)
+    as_keras_does, others = fitted(build, FIT, strategy)
     assert losses.history == others.history
     assert_same_weights(brief, as_keras_does, 0.0)
 

@@ -113,23 +113,17 @@ def test_a_run_that_is_killed_and_goes_on_ends_with_the_weights_and_slots_of_one
 
 
 LAYERS = [
-    Layer("stem", 4, 100, True),
-    Layer("norm", 1, 0, False),
-    Layer("relu", 0, 0, False),
-    Layer("middle", 10, 100, True),
-    Layer("head", 100, 4, True),
-]
+    Layer(*one) for one in (("stem", 4, 100, True), ("norm", 1, 0, False), ("relu", 0, 0, False),
+                            ("middle", 10, 100, True), ("head", 100, 4, True))
+]  # fmt: skip
 
 
-def test_a_part_begins_with_a_kernel_and_costs_are_balanced():
+def test_a_part_begins_with_a_kernel_and_costs_are_balanced_or_a_written_layout_is_followed_and_others_refused():
     assert balanced(LAYERS, 1) == [0] * 5
     assert balanced(LAYERS, 2) == [0, 0, 0, 0, 1]
     assert balanced(LAYERS, 3) == [0, 0, 0, 1, 2]
     with pytest.raises(UserError, match=r"of at least 4 layers .* received 3. Try strategy.devices_per_replica=3"):
         balanced(LAYERS, 4)
-
-
-def test_a_written_layout_is_followed_and_one_that_does_not_fit_is_refused():
     assert written(LAYERS, {"head|stem": 1, "middle": 0}, 2) == [1, 1, 1, 0, 1]
     for layout, words in (
         ({"stem": 0, "tail": 1}, "received tail, which matches none of stem, norm, relu, middle, head. Try"),

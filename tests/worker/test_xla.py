@@ -9,9 +9,9 @@ import own
 import pytest
 import steps
 import tensorflow as tf
-import two_devices  # noqa: F401 # which are this process's
 from conftest import sampled
 from loops import loop_over
+from two_devices import DEVICES
 
 from pipeline.models import cnn, mlp, resnet20, transformer
 from pipeline.private import context
@@ -23,10 +23,9 @@ NUMBERS = np.random.default_rng(3)
 IMAGES = NUMBERS.random((20, 8, 8, 3), np.float32), NUMBERS.integers(0, 10, 20, np.int32)
 TOKENS = NUMBERS.integers(0, 16, (20, 8), np.int32), NUMBERS.integers(0, 16, (20, 8), np.int32)
 STRATEGIES = {
-    "one": tf.distribute.get_strategy,
-    "mirrored": lambda: mirrored(("CPU:0", "CPU:1")),
-    "central": lambda: central_storage(("CPU:0", "CPU:1")),
-}
+    "one": tf.distribute.get_strategy, "mirrored": partial(mirrored, DEVICES),
+    "central": partial(central_storage, DEVICES),
+}  # fmt: skip
 
 
 # Convolution, and normalization over the global batch.
@@ -68,19 +67,10 @@ def pieces_of_xla():
     ran += [node.name for graph in [*graphs, *metadata.partition_graphs] for node in graph.node if node.op == "_XlaRun"]
 
 
-@pytest.mark.parametrize(
-    ("name", "make", "part"),
-    [
-        ("mirrored", SMALL, IMAGES),
-        # Rows of a table, and a mask, by which the loss is divided over replicas.
-        pytest.param("central", own.masked, own.padded_data(20)[0], marks=pytest.mark.slow),
-    ],
-)
-def test_what_xla_compiles_trains_as_one_device_does_without_it(name, make, part):
-    expected = trained(under("one", make, part))
-    loop = under(name, make, part)
+def test_what_xla_compiles_trains_as_one_device_does_without_it():
+    expected, loop = trained(under("one", SMALL)), under("mirrored", SMALL)
     with pieces_of_xla() as ran:
-        note, facts = profile.settle(loop, part, "true")
+        note, facts = profile.settle(loop, IMAGES, "true")
     assert ran
     assert note.startswith("XLA compiled the step before training, in ")
     assert facts.keys() == {"xla", "seconds_compiling"}
@@ -101,6 +91,8 @@ KINDS = {
     # An activation near 0 falls on the other side of it by rounding, sooner or later, with and without XLA.
     "resnet": (partial(resnet20, input_shape=(8, 8, 3), num_classes=10, blocks_per_stage=1), IMAGES, 2),
     "transformer": (BLOCKS, TOKENS, 5),
+    # Rows of a table, and a mask, by which the loss is divided over replicas.
+    "masked": (own.masked, own.padded_data(20)[0], 5),
     "own step": (steps.by_keras, steps.points()[0], 5),
     "accumulated": (SMALL, IMAGES, 5),
     "remat": (BLOCKS, TOKENS, 5),
