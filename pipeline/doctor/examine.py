@@ -97,11 +97,15 @@ def examine(
     findings = [_silent("python", name, why) for name, why in hosts.absent.items()]
     lines: dict[str, Line] = {}
     with ThreadPoolExecutor(max(1, len(hosts.lines))) as threads:
-        reports = {name: threads.submit(_look, line, name, expected[name]) for name, line in hosts.lines.items()}
+        plain = {name: msgspec.to_builtins(of_host) for name, of_host in expected.items()}
+        requests = {name: {"do": "look", "host": name, "expected": plain[name]} for name in hosts.lines}
+        reports = {name: threads.submit(line.ask, requests[name], LOOK_SECONDS) for name, line in hosts.lines.items()}
     for name, report in reports.items():
         try:
-            findings += report.result()
+            findings += msgspec.convert(report.result(), list[Finding])
             lines |= {name: hosts.lines[name]} if name in hosts.addresses else {}
+        except msgspec.ValidationError as error:
+            findings.append(_silent("python", name, f"an answer of another version of the pipeline: {error}"))
         except LaunchError as error:
             findings.append(_silent("python", name, error))
     for name, line in lines.items() if "clocks" in checks else ():
@@ -115,14 +119,6 @@ def examine(
         if link.exchanges:
             links.append(LinkSpeed((one, other), link.gbps, 1e3 * link.round_trip))
     return findings, links
-
-
-def _look(line: Line, host: str, expected: Expected) -> list[Finding]:
-    report = line.ask({"do": "look", "host": host, "expected": msgspec.to_builtins(expected)}, LOOK_SECONDS)
-    try:
-        return msgspec.convert(report, list[Finding])
-    except msgspec.ValidationError as error:
-        raise LaunchError(f"an answer of another version of the pipeline: {error}") from error
 
 
 def _silent(check: str, host: str, error: object) -> Finding:
