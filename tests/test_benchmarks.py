@@ -107,15 +107,10 @@ ROWS = {
         ],
     ),
     "predict": (
-        {
-            "points": [
-                {"width": 384, "workers": 1, "ratio": 1.05, "held": [True, True]},
-                {"width": 512, "workers": 1, "ratio": 0.8, "held": [True, False]},
-            ],
-            "another_run": [0.04, 0.06, 0.2],
-            "half_width": 0.151,
-            "equal_runs_apart": 0.072,
-        },
+        {"points": [
+            {"width": 384, "workers": 1, "ratio": 1.05, "held": [True, True]},
+            {"width": 512, "workers": 1, "ratio": 0.8, "held": [True, False]},
+        ], "another_run": [0.04, 0.06, 0.2], "half_width": 0.151, "equal_runs_apart": 0.072},
         [
             "| workers=1 | 1 of 2 | 12.5% | 3 of 4 |",
             "| another run of the same point | 2 of 3 | 6.0% | |",

@@ -414,24 +414,7 @@ def test_time_cost_and_energy_choose_their_best_and_the_knee_is_found():
     assert outlook.knee_of([*points, other], share=0.5) is None
 
 
-def test_counters_of_processors_are_added_up_also_where_they_begin_anew(tmp_path):
-    for zone, name in (("intel-rapl:0", "package-0"), ("intel-rapl:0:0", "core"), ("intel-rapl:0:1", "dram")):
-        (tmp_path / zone).mkdir()
-        for file, text in (("name", name), ("energy_uj", "900000"), ("max_energy_range_uj", "1000000")):
-            (tmp_path / zone / file).write_text(f"{text}\n")
-    counted = joules(energy_counters(tmp_path))
-    next(counted)
-    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("400000\n")
-    (tmp_path / "intel-rapl:0:1" / "energy_uj").write_text("1000000\n")
-    assert next(counted) == pytest.approx(0.5 + 0.1)
-    # A counter that cannot be read any more, or never could, ends nothing.
-    (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
-    assert next(counted) is None
-    assert next(joules({"gpu:0": lambda: (int(Path("/nowhere").read_text()), 0)})) is None
-    assert next(joules(energy_counters(tmp_path / "none"))) is None
-
-
-def test_counters_of_gpus_are_added_up_but_for_those_that_do_not_count(tmp_path, monkeypatch):
+def test_counters_of_processors_and_gpus_are_added_up_also_where_they_begin_anew_or_do_not_count(tmp_path, monkeypatch):
     import pynvml
 
     millijoules = {"volta": 5_000, "pascal": None}
@@ -445,16 +428,27 @@ def test_counters_of_gpus_are_added_up_but_for_those_that_do_not_count(tmp_path,
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", ["pascal", "volta"].__getitem__)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", read)
-    this_machine._gpu_counters.cache_clear()
-    found = energy_counters(tmp_path)
-    this_machine._gpu_counters.cache_clear()
-    assert list(found) == ["gpu:1"]
-    counted = joules(found)
+    monkeypatch.setattr(this_machine, "_gpu_counters", this_machine._gpu_counters.__wrapped__)
+    for zone, name in (("intel-rapl:0", "package-0"), ("intel-rapl:0:0", "core"), ("intel-rapl:0:1", "dram")):
+        (tmp_path / zone).mkdir()
+        for file, text in (("name", name), ("energy_uj", "900000"), ("max_energy_range_uj", "1000000")):
+            (tmp_path / zone / file).write_text(f"{text}\n")
+    assert list(energy_counters(tmp_path / "none")) == ["gpu:1"]
+    counted = joules(energy_counters(tmp_path))
     next(counted)
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("400000\n")
+    (tmp_path / "intel-rapl:0:1" / "energy_uj").write_text("1000000\n")
     millijoules["volta"] = 7_500
-    assert next(counted) == pytest.approx(2.5)
-    millijoules["volta"] = None
+    assert next(counted) == pytest.approx(0.5 + 0.1 + 2.5)
+    # A counter that cannot be read any more, or never could, ends nothing.
+    (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
     assert next(counted) is None
+    gpus = joules(energy_counters(tmp_path / "none"))
+    next(gpus)
+    millijoules["volta"] = None
+    assert next(gpus) is None
+    assert next(joules({"gpu:0": lambda: (int(Path("/nowhere").read_text()), 0)})) is None
+    assert next(joules({})) is None
 
 
 @pytest.mark.slow

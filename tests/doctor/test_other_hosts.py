@@ -1,4 +1,4 @@
-"""Faults of other hosts: network namespaces that lack the package, have another version, another time, a slow link."""
+"""Faults of other hosts: network namespaces that have another time, or a slow link."""
 
 import json
 import os
@@ -10,28 +10,23 @@ from conftest import environment, launched
 from namespaces import made
 from under_way import until
 
-# On the second host an older Keras, and a clock that is two minutes ahead; on the third no package at all.
+# On the second host a clock that is two minutes ahead.
 PYTHON = """#!/bin/sh
-case "$(ip -brief address)" in
-    *{second}/*) PYTHONPATH={other}:$PYTHONPATH exec {python} "$@" ;;
-    *{third}/*) exec {python} -I -S "$@" ;;
-    *) exec {python} "$@" ;;
-esac
+case "$(ip -brief address)" in *{second}/*) export PYTHONPATH={other}:$PYTHONPATH ;; esac
+exec {python} "$@"
 """
 AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 120\n"
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_each_host_and_the_links_between_them_is_found(tmp_path):
+def test_a_wrong_clock_and_a_slow_link_are_found_and_the_link_is_kept(tmp_path):
     (tmp_path / "ssh").mkdir()
-    with made(tmp_path / "ssh", 3) as hosts:
-        first, second, third = hosts.addresses
-        other = tmp_path / "other"
-        (other / "keras-3.14.0.dist-info").mkdir(parents=True)
-        (other / "keras-3.14.0.dist-info" / "METADATA").write_text("Name: keras\nVersion: 3.14.0\n")
-        (other / "sitecustomize.py").write_text(AHEAD)
+    with made(tmp_path / "ssh", 2) as hosts:
+        first, second = hosts.addresses
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "sitecustomize.py").write_text(AHEAD)
         python = tmp_path / "python"
-        python.write_text(PYTHON.format(second=second, third=third, other=other, python=sys.executable))
+        python.write_text(PYTHON.format(second=second, other=tmp_path / "other", python=sys.executable))
         python.chmod(0o755)
         hosts.limit(2, "100mbit")
         told = launched(
@@ -40,19 +35,15 @@ def test_what_is_wrong_with_each_host_and_the_links_between_them_is_found(tmp_pa
         )  # fmt: skip
         assert told.code == 3, told.err
         wrong = [finding for finding in json.loads(told.out)["findings"] if finding["severity"] == "fault"]
-        faults = {(finding["check"], finding["host"]): finding for finding in wrong}
-        assert set(faults) == {
-            ("python", third), ("packages", second), ("clocks", second), ("link", f"{first} - {second}"),
-        }  # fmt: skip
-        assert "No module named" in faults["python", third]["found"]
-        assert faults["packages", second]["found"] == "keras 3.14.0"
-        assert "pip install 'keras>=" in faults["packages", second]["remedy"]
-        assert faults["clocks", second]["figures"]["ahead_seconds"] == pytest.approx(120, abs=5)
-        slow = faults["link", f"{first} - {second}"]
+        clock, slow = sorted(wrong, key=lambda finding: finding["check"])
+        assert (clock["check"], clock["host"], slow["check"], slow["host"]) == (
+            "clocks", second, "link", f"{first} - {second}"
+        )  # fmt: skip
+        assert clock["figures"]["ahead_seconds"] == pytest.approx(120, abs=5)
         assert slow["figures"]["gbps"] < 0.1
         assert f"hardware.link_gbps={slow['figures']['gbps']:.2g} if" in slow["remedy"]
-        kept = json.loads((tmp_path / "outputs" / "links.json").read_text())["links"]
-        assert [link["hosts"] for link in kept] == [[first, second]]
+        (link,) = json.loads((tmp_path / "outputs" / "links.json").read_text())["links"]
+        assert link["hosts"] == [first, second]
 
 
 @pytest.mark.slow
