@@ -9,10 +9,9 @@ Every call with the same arguments returns the same. Importing this package take
 
 from pipeline.data.errors import DataError
 from pipeline.data.image_sets import cifar10, digits, fashion_mnist, mnist, mnist5k
-from pipeline.data.numpy_files import numpy
 from pipeline.data.pictures import images
 from pipeline.data.synthetic import clicks, synthetic
-from pipeline.data.tables import csv
+from pipeline.data.tables import csv, numpy
 from pipeline.data.text import text
 from pipeline.data.tfds import tfds
 from pipeline.data.tfrecord import tfrecord
