@@ -63,7 +63,6 @@ def keys() -> list[tuple[str, Any]]:
 
 
 def of_key(key: str, kind: Any) -> list[Case]:
-    """What is wrong for one key."""
     if dataclasses.is_dataclass(kind):
         values = ("nothing_like_it", "null", "3") if (offered.folder() / key).is_dir() else ("3", "null", "[a]")
         below = (f"{key}.nothing_like_it=3", f"+{key}.nothing_like_it=3", f"+{key}.nothing.like.it={{a: 1}}")

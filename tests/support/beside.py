@@ -42,8 +42,6 @@ class Running(keras.losses.Loss):
 
 @register
 class Penalty(keras.regularizers.Regularizer):
-    """Squares of weights, weighed by a variable."""
-
     def __init__(self):
         self.weight = varying(0.0, "weight")
 
@@ -77,8 +75,6 @@ class Above(keras.metrics.Metric):
 
 @register
 class Sizes(keras.layers.Layer):
-    """Counts how large its inputs are."""
-
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.sizes = [keras.metrics.Mean(name="size")]
@@ -90,8 +86,6 @@ class Sizes(keras.layers.Layer):
 
 @register
 class Net(keras.Model):
-    """Counts something of what it returns in its loss."""
-
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.counted = keras.metrics.Mean(name="counted")

@@ -123,7 +123,6 @@ def models():
 
 
 def batch_of(model, count):
-    """(x, y) for a model, drawn from a seed."""
     rng, shape = np.random.default_rng(count), model.inputs[0].shape[1:]
     x = rng.integers(0, 9, (count, *shape)) if len(shape) == 1 and shape[0] == 6 else rng.random((count, *shape))
     outputs = model.outputs[0].shape[1:]

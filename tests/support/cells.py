@@ -57,7 +57,6 @@ TRAINED = {
 
 @cache
 def alone(kind):
-    """What one device trains."""
     return fitted(*TRAINED[kind])
 
 

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 ASKED = {"strategy": "mirrored", "workers": 2, "model_build": {"_target_": "pipeline.models.mlp", "hidden": [8]}}
-
-
 RESULT = {
     "status": "FINISHED", "strategy": "mirrored", "workers": 2, "model": "mlp", "data": "digits", "scaling": "weak",
     "precision": "float32", "machine": "here", "versions": {"keras": "3"}, "replica_batch": 64, "global_batch": 128,

@@ -36,5 +36,4 @@ def arrays(examples=45, validation=13):
 
 
 def elements():
-    """The same, one after another."""
     return tuple(tf.data.Dataset.from_tensor_slices(part) for part in arrays())

@@ -13,8 +13,6 @@ from run_events import logged, losses
 
 # What is compared before training is another test's, and takes a fifth of a run.
 STEPS = ("train.steps=20", "train.global_batch=32", "train.steps_per_call=5", "train.check=off")
-
-
 TOLERANCE = 1e-5
 
 

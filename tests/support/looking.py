@@ -14,7 +14,6 @@ def numbers(examples=64):
 
 
 def minibatch(x):
-    """Minibatch discrimination: adds how near the other examples are."""
     apart = ops.sum(ops.abs(x[:, None] - x[None]), axis=-1)
     return ops.concatenate([x, ops.sum(ops.exp(-apart), axis=1, keepdims=True)], axis=-1)
 
@@ -83,8 +82,6 @@ class RawMean(RunningMean):
 
 @keras.saving.register_keras_serializable("looking")
 class RunningMaximum(keras.layers.Layer):
-    """Keeps ten times the largest number that it has seen, and passes on its input as it is."""
-
     def build(self, shape):
         self.largest = self.add_weight(shape=(), initializer="ones", trainable=False, name="largest")
 

@@ -23,8 +23,6 @@ def raised_from():
 
 
 class Own(layers.Layer):
-    """A layer that does what a function does."""
-
     def __init__(self, function):
         super().__init__()
         self.function = function
@@ -51,14 +49,11 @@ def branched(layer, x):
 
 
 def with_layer(function):
-    """A model with a layer of one's own."""
     x = keras.Input((4,))
     return keras.Model(x, layers.Dense(10)(Own(function)(x)))
 
 
 class Unfinished(keras.Model):
-    """A model of one's own whose call asks for a layer that it has not made."""
-
     def call(self, x):
         return self.head(x)  # a model of one's own
 
@@ -68,8 +63,6 @@ def loss_of_sevens(y, predicted):
 
 
 class Counts(keras.metrics.Metric):
-    """A metric without the variable that it adds to."""
-
     def update_state(self, y, predicted, sample_weight=None):
         self.total.assign_add(1)  # a metric
 
@@ -78,8 +71,6 @@ class Counts(keras.metrics.Metric):
 
 
 class Looks(keras.callbacks.Callback):
-    """A callback that looks for what no log has."""
-
     def on_train_batch_end(self, batch, logs=None):
         return logs["val_auc"]  # a callback
 
@@ -90,7 +81,6 @@ def shelf():
 
 
 def trained(model, loss="mse", metrics=None, callbacks=(), data=None):
-    """What Keras says of training it."""
     model.compile("sgd", loss, metrics=metrics)
     data = data or tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
     model.fit(data, verbose=0, shuffle=False, callbacks=list(callbacks))  # numbers without a row
@@ -103,6 +93,5 @@ def linear(outputs=1, rows=None):
 
 
 def from_shelf():
-    """The data of the shelf, as TensorFlow reads them."""
     signature = (tf.TensorSpec((4,)), tf.TensorSpec((), tf.int32))
     return tf.data.Dataset.from_generator(shelf, output_signature=signature).batch(4)

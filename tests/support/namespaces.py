@@ -64,7 +64,6 @@ class Bridge:
         return address
 
     def remove(self, number: int) -> None:
-        """Takes a namespace away, and its link."""
         subprocess.run(["ip", "link", "del", self.link(number)], capture_output=True)
         subprocess.run(["ip", "netns", "del", self.space(number)], capture_output=True)
 

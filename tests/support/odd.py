@@ -21,7 +21,6 @@ def objects(rows):
 
 
 def uneven(x):
-    """Rows of one to three numbers."""
     return [row[: 1 + place % 3] for place, row in enumerate(x.tolist())]
 
 
@@ -32,7 +31,6 @@ def sparse(x):
 
 
 def labelled(y, label):
-    """The labels, with another for example 5."""
     y = y.copy()
     y[5] = label
     return y
@@ -76,7 +74,6 @@ KINDS = {
 
 
 def data(kind):
-    """Training data of a kind, and none to validate on."""
     return KINDS[kind](*numbers()), None
 
 
@@ -111,7 +108,6 @@ def classifier(units=10, loss="sparse_categorical_crossentropy", activation="sof
 
 
 def accumulating():
-    """A model whose optimizer applies gradients every other step."""
     model = classifier()
     model.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=2), model.loss)
     return model
@@ -128,8 +124,6 @@ def autoencoder():
 
 @keras.saving.register_keras_serializable("tests of refusals")
 class Closeness(keras.layers.Layer):
-    """Adds how far its second input is from the first to the loss."""
-
     def call(self, both):
         self.add_loss(keras.ops.mean(keras.ops.square(both[0] - both[1])))
         return both[1]

@@ -25,7 +25,6 @@ def numbered(examples=245, validation=61, shape=(8, 8, 1), classes=10, seed=3):
 
 
 def normalised(input_shape, num_classes, optimizer="sgd", bias=False):
-    """A compiled model with BatchNorm and a dropout of nothing."""
     layers = keras.layers
     model = keras.Sequential([
         keras.Input(input_shape), layers.Conv2D(8, 3, use_bias=bias), layers.BatchNormalization(), layers.ReLU(),
@@ -64,15 +63,10 @@ class Subclassed(keras.Model):
 def two_headed(reduction="sum_over_batch_size"):
     """A subclassed model with weighted losses; `reduction` is that of the second."""
     model = Subclassed()
-    model.compile(
-        keras.optimizers.SGD(0.01, momentum=0.9),
-        loss={
-            "kind": keras.losses.SparseCategoricalCrossentropy(),
-            "size": keras.losses.MeanSquaredError(reduction=reduction),
-        },
-        loss_weights={"kind": 1.0, "size": 0.25},
-        metrics={"kind": ["accuracy"], "size": ["mae"]},
-    )
+    size = keras.losses.MeanSquaredError(reduction=reduction)
+    losses = {"kind": keras.losses.SparseCategoricalCrossentropy(), "size": size}
+    weights, metrics = {"kind": 1.0, "size": 0.25}, {"kind": ["accuracy"], "size": ["mae"]}
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), losses, weights, metrics)
     return model
 
 
@@ -91,7 +85,6 @@ def two_headed_data(examples=101, weighted=False):
 
 
 def masked():
-    """A recurrent model over padded sequences."""
     layers = keras.layers
     hidden = [layers.Embedding(20, 8, mask_zero=True), layers.LSTM(8, return_sequences=True)]
     inputs, outputs = keras.Input((6,), dtype="int32"), layers.Dense(20, activation="softmax")
@@ -109,9 +102,8 @@ def padded_data(examples=61):
 
 
 def tiny(input_shape, num_classes):
-    return keras.Sequential(
-        [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes, activation="softmax")]
-    )
+    layers = [keras.layers.Flatten(), keras.layers.Dense(num_classes, activation="softmax")]
+    return keras.Sequential([keras.Input(input_shape), *layers])
 
 
 def ballast(input_shape, num_classes):
@@ -153,7 +145,6 @@ def not_data():
 
 
 def stuck_data(shard, shards):
-    """Data that one process never gets."""
     while shard == shards - 1:
         time.sleep(1)
     return numbered()
@@ -189,8 +180,6 @@ class Meddling(keras.callbacks.Callback):
 
 
 class Recording(keras.callbacks.Callback):
-    """Writes down every hook in the order it is called, with the process's id."""
-
     def __init__(self, path):
         super().__init__()
         self._path = Path(path)
@@ -216,8 +205,6 @@ class Recording(keras.callbacks.Callback):
 
 
 class Removing(keras.callbacks.Callback):
-    """Removes a folder after the first epoch."""
-
     def __init__(self, path):
         super().__init__()
         self._path = Path(path)
@@ -227,8 +214,6 @@ class Removing(keras.callbacks.Callback):
 
 
 class Failing(keras.callbacks.Callback):
-    """Fails after the sixth batch of an epoch."""
-
     def on_train_batch_end(self, batch, logs=None):
         if batch == 5:
             raise RuntimeError("six are enough")
@@ -260,20 +245,17 @@ class SumOfLabels(keras.metrics.Metric):
 
 
 def counting(input_shape):
-    """A model whose metric counts, adds and squares the labels it sees."""
     model = keras.Sequential([keras.Input(input_shape), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(1e-9), loss="mse", metrics=[SumOfLabels()])
     return model
 
 
 def serial_arrays(examples=50):
-    """Arrays whose labels are serial numbers."""
     serial = np.arange(examples).astype("float32")
     return (serial[:, None] / examples, serial), (serial[:, None] / examples, serial)
 
 
 def serial_set(examples=50):
-    """The same as a tf.data set of single examples."""
     return tuple(tf.data.Dataset.from_tensor_slices(part) for part in serial_arrays(examples))
 
 
@@ -295,7 +277,6 @@ def serial_shard(shard, shards, examples=50):
 
 
 def serial_shard_set(shard, shards, examples=50):
-    """The uneven shard as a tf.data set."""
     return tuple(tf.data.Dataset.from_tensor_slices(part) for part in serial_shard(shard, shards, examples))
 
 
@@ -310,8 +291,6 @@ ODD = {
 
 
 class Odd(keras.layers.Layer):
-    """Adds one of these to its input."""
-
     def __init__(self, kind, **kwargs):
         super().__init__(**kwargs)
         self.kind = kind
@@ -326,8 +305,6 @@ def odd(input_shape, num_classes, kind="where"):
 
 
 def odd_loss(input_shape, num_classes):
-    """A model whose loss leaves examples out."""
-
     def of_some(y_true, y_pred):
         return tf.reduce_mean(tf.boolean_mask(y_pred, tf.reshape(y_true, [-1]) > 3))
 
@@ -350,8 +327,6 @@ def ragged_lengths(kind="open"):
 
 
 class Preempting(keras.callbacks.Callback):
-    """Sends its own process a signal after some steps, as a scheduler would."""
-
     def __init__(self, after, number="SIGTERM"):
         super().__init__()
         self.after, self.number = list(after), number
@@ -366,8 +341,6 @@ class Preempting(keras.callbacks.Callback):
 
 
 class Pausing(keras.callbacks.Callback):
-    """Pauses after each step, so that there is time for what a test does meanwhile."""
-
     def __init__(self, seconds):
         super().__init__()
         self.seconds = seconds
@@ -377,8 +350,6 @@ class Pausing(keras.callbacks.Callback):
 
 
 class Spinning(keras.callbacks.Callback):
-    """Computes for ever once the first epoch is over."""
-
     def on_epoch_begin(self, epoch, logs=None):
         while epoch:
             pass
@@ -426,8 +397,6 @@ def sleepy(examples=128, milliseconds=2.0):
 
 @keras.saving.register_keras_serializable("tests")
 class Waiting(keras.layers.Layer):
-    """Gives back what it gets, a while later."""
-
     def __init__(self, milliseconds, **kwargs):
         super().__init__(**kwargs)
         self.milliseconds = milliseconds
@@ -483,7 +452,6 @@ def through(function=None, examples=512):
 
 
 def there_by_now(path):
-    """Numbers, once the file is there."""
     if not Path(path).exists():
         raise FileNotFoundError(f"no {path} yet")
     return numbered()

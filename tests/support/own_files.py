@@ -42,7 +42,6 @@ def encoded(pixels: Array, kind: str = "PNG", mode: str = "RGB", **options: Any)
 
 
 def write(path: Path, data: bytes) -> Path:
-    """Writes a file, and the folders above it; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return path

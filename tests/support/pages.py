@@ -9,7 +9,6 @@ CALLS = 5
 
 
 def main():
-    """Makes a step with 64 MiB in between, and counts."""
     jax.config.update("jax_platforms", "cpu")
     step, given = jax.jit(lambda value: jnp.max(jnp.sin(value @ value.T))), jnp.ones((4096, 64))
     for _ in range(CALLS):

@@ -32,11 +32,8 @@ class Called(keras.Model):
 
     def __init__(self, **given):
         super().__init__(**given)
-        self.first, self.again, self.norm = (
-            layers.Dense(8),
-            layers.Dense(8, use_bias=False),
-            layers.BatchNormalization(),
-        )
+        self.first, self.again = layers.Dense(8), layers.Dense(8, use_bias=False)
+        self.norm = layers.BatchNormalization()
         self.last = layers.Dense(10, kernel_regularizer="l2")
 
     def call(self, x, training=None):
@@ -48,8 +45,6 @@ class Called(keras.Model):
 
 @keras.saving.register_keras_serializable(package="placed")
 class OwnStep(Called):
-    """The same with a step of its own."""
-
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
@@ -62,8 +57,6 @@ class OwnStep(Called):
 
 @keras.saving.register_keras_serializable(package="placed")
 class Metered(layers.Dense):
-    """A layer with a metric of its own."""
-
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
         self.mean = keras.metrics.Mean(name="mean")
@@ -105,7 +98,6 @@ def recurrent():
 
 
 def penalized():
-    """A layer that adds a loss on what it gives."""
     return keras.Sequential([
         keras.Input((12, 12, 1)), layers.Flatten(), layers.Dense(16, activity_regularizer="l2", name="squared"),
         layers.Dense(10, activation="softmax"),
@@ -113,7 +105,6 @@ def penalized():
 
 
 def masked():
-    """Two inputs and two outputs, one of a mask."""
     words, numbers = keras.Input((16,), dtype="int32", name="words"), keras.Input((4,), name="numbers")
     x = layers.LSTM(8, return_sequences=True)(layers.Embedding(64, 8, mask_zero=True)(words))
     each = layers.Dense(10, activation="softmax", name="each")(x)
@@ -150,7 +141,6 @@ def examples(name):
 
 
 def trained(name, replicas, parts, folder, pieces=None):
-    """What a model came to on so many devices."""
     adam = ADAM
     if pieces is not None:
         # A kernel's gradient is added up in another order: where it is near 0, Adam would make whole steps of that.

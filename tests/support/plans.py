@@ -1,34 +1,25 @@
 """Configurations and plans of machines that are not there."""
 
 import dataclasses
+import functools
 from typing import Any
 
-from pipeline.config.schema import (
-    ClusterConfig,
-    Config,
-    DataConfig,
-    HardwareConfig,
-    Kind,
-    ModelConfig,
-    Store,
-    StrategyConfig,
-    TrackingConfig,
-)
+from pipeline.config import schema
+from pipeline.config.schema import Config, Kind
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.plan.planning import listening, make
 
-STRATEGIES = {
-    "one_device": StrategyConfig("one_device", build={"_target_": "pipeline.strategies.one_device"}),
-    "mirrored": StrategyConfig("mirrored", True, build={"_target_": "pipeline.strategies.mirrored"}),
-    "multi_worker": StrategyConfig("multi_worker", True, True, build={"_target_": "pipeline.strategies.multi_worker"}),
-    "parameter_server": StrategyConfig(
-        "parameter_server", False, True, True, build={"_target_": "pipeline.strategies.parameter_server"}
-    ),
-    "tpu": StrategyConfig("tpu", True, on_tpu=True, build={"_target_": "pipeline.strategies.tpu", "address": None}),
-}
+
+def _strategy(name: str, *spans: bool, on_tpu: bool = False, **build: Any) -> schema.StrategyConfig:
+    build["_target_"] = f"pipeline.strategies.{name}"
+    return schema.StrategyConfig(name, *spans, on_tpu=on_tpu, build=build)
 
 
+STRATEGIES = {each.name: each for each in (
+    _strategy("one_device"), _strategy("mirrored", True), _strategy("multi_worker", True, True),
+    _strategy("parameter_server", False, True, True), _strategy("tpu", True, on_tpu=True, address=None),
+)}  # fmt: skip
 HARDWARE = {
     "auto": (1, None, Kind.auto),
     "1cpu": (1, 1, Kind.cpu),
@@ -42,8 +33,6 @@ HARDWARE = {
     "2x4gpu": (2, 4, Kind.gpu),
     "tpu_v5e_8": (1, 8, Kind.tpu),
 }
-
-
 PORTS = tuple(range(20_000, 21_000))
 
 
@@ -65,18 +54,15 @@ def config(strategy: str = "mirrored", hardware: str = "auto", workers: int | No
     made = Config(
         workers=workers,
         strategy=dataclasses.replace(STRATEGIES[strategy]),
-        hardware=HardwareConfig(hardware, hosts, per_host, kind),
-        model=ModelConfig("mlp", {"_target_": "pipeline.models.mlp", "hidden": [8]}),
-        data=DataConfig("digits", 10, [8, 8, 1], build={"_target_": "pipeline.data.digits"}),
-        tracking=TrackingConfig("none", Store.none),
-        cluster=ClusterConfig("local"),
+        hardware=schema.HardwareConfig(hardware, hosts, per_host, kind),
+        model=schema.ModelConfig("mlp", {"_target_": "pipeline.models.mlp", "hidden": [8]}),
+        data=schema.DataConfig("digits", 10, [8, 8, 1], build={"_target_": "pipeline.data.digits"}),
+        tracking=schema.TrackingConfig("none", schema.Store.none),
+        cluster=schema.ClusterConfig("local"),
     )
     for key, value in keys.items():
         *parents, last = key.split("__")
-        node: Any = made
-        for parent in parents:
-            node = getattr(node, parent)
-        setattr(node, last, value)
+        setattr(functools.reduce(getattr, parents, made), last, value)
     return made
 
 

@@ -6,7 +6,6 @@ from contextlib import ExitStack, contextmanager
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 

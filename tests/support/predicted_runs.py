@@ -8,8 +8,6 @@ from typing import Any
 from pipeline.plan.plan import Plan
 
 VERSIONS = {"keras": "3", "tensorflow": "2"}
-
-
 PARAMETERS = 1_000_000
 
 

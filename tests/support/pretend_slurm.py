@@ -64,7 +64,6 @@ def missing() -> str | None:
 
 
 def path() -> str:
-    """Where programs are, its daemons' folder too."""
     return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
@@ -121,7 +120,6 @@ class Slurm:
             os.kill(pid, signal.SIGKILL)
 
     def ask(self, *command: str, check: bool = True, **environ: str) -> str:
-        """What one of Slurm's commands prints."""
         asked = subprocess.run(
             command, env=os.environ | self.environ | environ, capture_output=True, text=True, timeout=60
         )

@@ -17,7 +17,6 @@ def runs(folder: Path) -> list[Path]:
 
 
 def logged(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """The events of the run in a folder, of a kind if one is named."""
     lines = (run / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines if line.endswith("}")]
     return [event for event in events if kind in (None, event["event"])]
@@ -35,7 +34,6 @@ def losses(run: Path) -> dict[int, float]:
 
 
 def weights(run: Path) -> list[str]:
-    """The different hashes of weights that replicas ended with, in order."""
     return sorted({digest for event in logged(run, "finished") for digest in event["weights"]})
 
 

@@ -34,7 +34,6 @@ def write(folder: Path, train: Sequence[int], validation: Sequence[int] = (), nu
 
 
 def record(label: int, x: np.ndarray | None = None) -> bytes:
-    """One example in its frame."""
     x = np.full(VALUES, label, np.float32) / 100 if x is None else x
     return records.framed(records.example({"x": x, "y": np.array(label)}))
 
@@ -56,18 +55,16 @@ def put(folder: Path, number: int, place: int, made: bytes) -> None:
 def flip(folder: Path, number: int, *places: tuple[int, int]) -> None:
     """Flips a bit in records of a training file: (record, byte), of which byte 0 is the first of its length."""
     path = file_of(folder, number)
-    starts = [frame.start for frame in _frames(path)]
-    data = bytearray(path.read_bytes())
+    frames, data = _frames(path), bytearray(path.read_bytes())
     for place, byte in places:
-        data[starts[place] + byte] ^= 1
+        data[frames[place].start + byte] ^= 1
     path.write_bytes(data)
 
 
 def cut(folder: Path, number: int, place: int, byte: int = 5) -> None:
     """Cuts a training file off within a record, or at its start with `byte` 0."""
     path = file_of(folder, number)
-    start = _frames(path)[place].start
-    path.write_bytes(path.read_bytes()[: start + byte])
+    path.write_bytes(path.read_bytes()[: _frames(path)[place].start + byte])
 
 
 def _frames(path: Path) -> list[records.Frame]:

@@ -111,7 +111,6 @@ def without_codes(text: str) -> str:
 
 
 def shown(renderable: Any, width: int) -> str:
-    """A renderable as text without colours."""
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(renderable)
     return written(console)

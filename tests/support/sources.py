@@ -1,5 +1,6 @@
 """Sources of data of a person's own, for the tests of preparing. Nothing slow is imported here."""
 
+import io
 import os
 import time
 from pathlib import Path
@@ -27,19 +28,12 @@ def slow_arrays(examples=60_000, seed=0):
 def nested(examples=50):
     """Several inputs of every kind that is stored in a way of its own, two outputs, and a weight."""
     random = np.random.default_rng(0)
+    double, half = random.random((examples, 2)), random.random((examples, 70)).astype("float16")
+    kinds = ("uint8", 255, (4, 4, 3)), ("bool", 2, (80,)), ("int64", 2**40, (100,)), ("uint32", 2**31, (70,))
     x = {
         "ids": random.integers(-3, 9, (examples, 3)).astype("int32"),
-        "deep": {
-            "double": random.random((examples, 2)),
-            "half": random.random((examples, 70)).astype("float16"),
-            "scalar": random.random(examples),
-        },
-        "places": (
-            random.integers(0, 255, (examples, 4, 4, 3)).astype("uint8"),
-            random.integers(0, 2, (examples, 80)).astype(bool),
-            random.integers(0, 2**40, (examples, 100)),
-            random.integers(0, 2**31, (examples, 70)).astype("uint32"),
-        ),
+        "deep": {"double": double, "half": half, "scalar": random.random(examples)},
+        "places": tuple(random.integers(0, most, (examples, *shape)).astype(kind) for kind, most, shape in kinds),
     }
     y = (random.random((examples, 2)).astype("float32"), random.integers(0, 2, examples).astype(bool))
     return (x, y, random.random(examples).astype("float32")), None
@@ -78,11 +72,10 @@ def foreign_records(folder, flipped=None):
     import tensorflow as tf
 
     for number in range(2):
-        with open(f"{folder}/{number}.tfrecord", "wb") as file:
-            framed = [records.framed(f"{each + 10 * number:02}".encode()) for each in range(10)]
-            if number and flipped is not None:
-                framed[flipped] = framed[flipped][:-1] + bytes([framed[flipped][-1] ^ 1])
-            file.writelines(framed)
+        framed = [records.framed(f"{each + 10 * number:02}".encode()) for each in range(10)]
+        if number and flipped is not None:
+            framed[flipped] = framed[flipped][:-1] + bytes([framed[flipped][-1] ^ 1])
+        Path(folder, f"{number}.tfrecord").write_bytes(b"".join(framed))
 
     def decode(record):
         value = tf.strings.to_number(record)
@@ -94,14 +87,9 @@ def foreign_records(folder, flipped=None):
 
 
 def _look_at_records(examples, number, of, thorough):
-    found = []
-    for segment in examples.raw[number::of]:
-        with open(segment.path, "rb") as file:
-            frames = [frame for frame in records.frames(file) if frame.broken]
-        found += [
-            Broken(segment.path, each.number, 1, f"record {each.number}", each.broken, each.stop) for each in frames
-        ]
-    return found
+    files = [(each.path, io.BytesIO(Path(each.path).read_bytes())) for each in examples.raw[number::of]]
+    frames = [(path, frame) for path, file in files for frame in records.frames(file) if frame.broken]
+    return [Broken(path, each.number, 1, f"record {each.number}", each.broken, each.stop) for path, each in frames]
 
 
 def endless():
@@ -111,7 +99,6 @@ def endless():
 
 
 def photos(path, classes=None):
-    """The files of images in folders by class."""
     names = sorted(each.name for each in Path(path).iterdir())
     found = [(str(file), names.index(name)) for name in names for file in sorted(Path(path, name).iterdir())]
     raw = {"path": np.array([file for file, _ in found]), "label": np.array([label for _, label in found], np.int32)}
@@ -131,7 +118,6 @@ def uneven():
 
 
 def named_oddly():
-    """An input whose name no record can have."""
     return ({"a/b": np.zeros((3, 2))}, np.zeros(3)), None
 
 
@@ -140,7 +126,6 @@ def nothing():
 
 
 def moody():
-    """Something else on each call."""
     return (np.frombuffer(os.urandom(80), np.uint8).reshape(10, 8), np.arange(10) % 2), None
 
 

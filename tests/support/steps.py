@@ -77,21 +77,15 @@ def gan(noisy=True, normalised=False, looking=None):
     if looking is not None:
         discriminator = keras.Sequential([keras.Input((6,)), layers.Dense(8), looking, layers.Dense(1)])
     if normalised:
-        discriminator = keras.Sequential(
-            [keras.Input((6,)), layers.Dense(8), layers.BatchNormalization(), layers.LeakyReLU(), layers.Dense(1)]
-        )
+        inner = [layers.Dense(8), layers.BatchNormalization(), layers.LeakyReLU(), layers.Dense(1)]
+        discriminator = keras.Sequential([keras.Input((6,)), *inner])
     model = GAN(discriminator, dense(4, 8, 6, name="generator"), 4, noisy)
-    model.compile(
-        d_optimizer=keras.optimizers.Adam(0.01),
-        g_optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
-        loss_fn=keras.losses.BinaryCrossentropy(from_logits=True),
-    )
+    optimizers = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.05, momentum=0.9)
+    model.compile(*optimizers, keras.losses.BinaryCrossentropy(from_logits=True))
     return model
 
 
 class Sampling(layers.Layer):
-    """Draws z from its mean and log-variance."""
-
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.seed_generator = keras.random.SeedGenerator(1337)
@@ -185,12 +179,8 @@ class Distiller(keras.Model):
 
 def distiller():
     model = Distiller(dense(6, 4, 3), dense(6, 16, 3))
-    model.compile(
-        optimizer=keras.optimizers.Adam(0.01),
-        metrics=[keras.metrics.SparseCategoricalAccuracy()],
-        student_loss_fn=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        distillation_loss_fn=keras.losses.KLDivergence(),
-    )
+    losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True), keras.losses.KLDivergence()
+    model.compile(keras.optimizers.Adam(0.01), [keras.metrics.SparseCategoricalAccuracy()], *losses)
     return model
 
 
@@ -373,15 +363,12 @@ class Centred(Classifier):
 
 
 def centred():
-    """A classifier of points that keeps a mean of its own."""
     model = Centred()
     model.compile()
     return model
 
 
 class ByKeras(keras.Model):
-    """Keras's own step, with something before and after it."""
-
     def train_step(self, data):
         x, y = data
         within = {"largest": ops.mean(ops.abs(x), axis=0), "others": {"smallest": ops.mean(ops.square(x))}}
@@ -392,7 +379,6 @@ class ByKeras(keras.Model):
 
 
 def by_keras(**compiled):
-    """A functional model of which Keras makes the steps."""
     inputs = keras.Input((6,))
     model = ByKeras(inputs, layers.Dense(3, activation="softmax", kernel_regularizer="l2")(inputs))
     model.compile("adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"], **compiled)

@@ -4,7 +4,6 @@ import numpy as np
 
 
 def hierarchical(devices, packs):
-    """Mirrored, with gradients added in another way."""
     import tensorflow as tf
 
     operations = tf.distribute.HierarchicalCopyAllReduce(packs)

@@ -14,20 +14,7 @@ import numpy as np
 
 from pipeline.launch import this_machine
 from pipeline.launch.signals import STACKS
-from pipeline.record.events import (
-    Built,
-    Calibrated,
-    Exited,
-    Failed,
-    Finished,
-    Left,
-    Loaded,
-    Measured,
-    Sized,
-    Started,
-    Steps,
-    TimedCall,
-)
+from pipeline.record import events
 from pipeline.record.log import from_line, stamped
 
 BOOT = """
@@ -92,7 +79,7 @@ class Job:
             self.ends[rank] = [Connection(server.accept()[0].detach()) for _ in range(3)]
         os.set_blocking(self.ends[rank][0].fileno(), False)
         self.partial[rank] = b""
-        self.add(rank, Started(started.pid, self.plan.processes[rank].role))
+        self.add(rank, events.Started(started.pid, self.plan.processes[rank].role))
 
     def add(self, rank, event):
         self.waiting.append(stamped(event, time.time(), self.group, rank))
@@ -113,7 +100,7 @@ class Job:
                 self.read(rank)
                 if ended is not None:
                     self.exited.add(rank)
-                    self.add(rank, Exited(ended))
+                    self.add(rank, events.Exited(ended))
         waiting, self.waiting = self.waiting, []
         return waiting
 
@@ -158,8 +145,6 @@ class Partial:
 
 
 class Lines:
-    """A line an event, in a file of the run's folder."""
-
     def __init__(self, plan, folder):
         self.path, self.most = folder / "lines.txt", plan.workers
 
@@ -177,7 +162,7 @@ class Lines:
 
 class Falls(Lines):
     def update(self, event, now):
-        if isinstance(event, Built):
+        if isinstance(event, events.Built):
             raise OSError("the disk is full")
         super().update(event, now)
 
@@ -193,7 +178,7 @@ class Mean:
         return {"python": "3", "mean": "1.0"}
 
     def failure(self, error):
-        return Failed(f"{type(error).__name__}: {error}")
+        return events.Failed(f"{type(error).__name__}: {error}")
 
     def obey(self, command):
         if not self.left:
@@ -203,11 +188,11 @@ class Mean:
         self.data = np.arange(96.0)
         self.told = {"train": 96, "validation": 0}
         nothing = {"train": [], "validation": []}
-        self.tell(Loaded({"train": False, "validation": False}, self.told, nothing))
+        self.tell(events.Loaded({"train": False, "validation": False}, self.told, nothing))
 
     def build(self, train_counts, validation_counts, resume):
         self.weight = 0.0
-        self.tell(Built(
+        self.tell(events.Built(
             parameters=1, state_bytes=8, input_shape=[1], input_dtype="float64", train_examples=96,
             validation_examples=0, data_digest="mean", steps_per_epoch=self.plan.steps_per_epoch(96), epochs=1,
         ))  # fmt: skip
@@ -223,25 +208,25 @@ class Mean:
         self.steps += 1
 
     def size(self):
-        self.tell(Sized(error="one number"))
+        self.tell(events.Sized(error="one number"))
 
     def calibrate(self, steps_per_call):
-        self.tell(Calibrated(0.01))
+        self.tell(events.Calibrated(0.01))
 
     def measure(self, repeat, warmup_steps, steps, steps_per_call):
         examples, seconds = float(steps * self.plan.training.global_batch), 0.01 * steps
-        self.tell(Measured(repeat, examples, seconds, steps, calls=[TimedCall(steps, seconds)]))
+        self.tell(events.Measured(repeat, examples, seconds, steps, calls=[events.TimedCall(steps, seconds)]))
 
     def train(self, steps_per_call, folder):
         while self.steps < self.plan.training.steps:
             self.step()
             batch = self.plan.training.global_batch
-            self.tell(Steps(self.steps, [self.loss], epoch=1, examples=batch, seconds=0.01, learning_rate=0.1))
-        self.tell(Finished(["same"], epochs=1, loss=self.loss))
+            self.tell(events.Steps(self.steps, [self.loss], epoch=1, examples=batch, seconds=0.01, learning_rate=0.1))
+        self.tell(events.Finished(["same"], epochs=1, loss=self.loss))
 
     def leave(self):
         self.left = True
-        self.tell(Left(self.steps))
+        self.tell(events.Left(self.steps))
 
 
 class Fails(Mean):

@@ -58,7 +58,6 @@ def own_parts(rank, batch_size):
 
 
 def refused(call):
-    """The words with which a call is refused."""
     try:
         call()
     except Exception as error:
@@ -67,8 +66,6 @@ def refused(call):
 
 
 class Stop(keras.callbacks.Callback):
-    """Ends training after the first epoch."""
-
     def on_epoch_end(self, epoch, logs=None):
         self.model.stop_training = True
 

@@ -14,12 +14,10 @@ from run_events import logged, runs
 
 
 def losses(result: dict[str, Any]) -> tuple[Any, ...]:
-    """What a run has come to."""
     return result["loss"], result["val_loss"], result["metrics"], result["val_metrics"]
 
 
 def until(reached: Callable[[], Any], seconds: float = 240.0) -> Any:
-    """Waits for something that will come, and returns it."""
     deadline = time.monotonic() + seconds
     while not (there := reached()):
         assert time.monotonic() < deadline, "it never came"
@@ -49,7 +47,6 @@ class UnderWay:
 
     @property
     def runs(self) -> list[Path]:
-        """The folders of runs that have a log, in order."""
         return runs(self.folder)
 
     def told(self, kind: str | None = None) -> list[dict[str, Any]]:
@@ -62,7 +59,6 @@ class UnderWay:
         return max((event.get("step") or 0 for event in told), default=0)
 
     def restarted(self) -> list[str]:
-        """Why processes were started again, each time."""
         return [event["text"] for event in self.told("restarted")]
 
     def until(self, reached: Callable[[], object], seconds: float = 240.0) -> None:
@@ -74,11 +70,9 @@ class UnderWay:
         until(reached_or_over, seconds)
 
     def until_told(self, kind: str, count: int = 1) -> None:
-        """Waits until so many events of a kind are logged."""
         self.until(lambda: len(self.told(kind)) >= count, 90)
 
     def more(self, steps: int, kind: str = "steps") -> None:
-        """Waits until it has trained so many steps more."""
         before = self.step(kind)
         self.until(lambda: self.step(kind) >= before + steps)
 

@@ -22,8 +22,6 @@ def grouped(examples=93):
 
 @keras.saving.register_keras_serializable("tests of wholes")
 class Largest(keras.metrics.Metric):
-    """The largest output so far."""
-
     def __init__(self, start=-np.inf, aggregation="sum", name="largest", **kwargs):
         super().__init__(name=name, **kwargs)
         self.start = start
@@ -56,8 +54,6 @@ class Fading(keras.metrics.Metric):
 
 @keras.saving.register_keras_serializable("tests of wholes")
 class Bounds(keras.metrics.Metric):
-    """Two numbers by their names: the least and the largest output so far."""
-
     def __init__(self, name="bounds", **kwargs):
         super().__init__(name=name, **kwargs)
         self.least, self.most = (self.add_variable((), "zeros", name=end) for end in ("least", "most"))
@@ -72,7 +68,6 @@ class Bounds(keras.metrics.Metric):
 
 @keras.saving.register_keras_serializable("tests of wholes")
 def deviation(y_true, y_pred):
-    """One number for the batch."""
     return ops.std(y_pred)
 
 
@@ -86,7 +81,6 @@ def contrastive(y_true, y_pred):
 
 
 def embedder(loss="contrastive", metrics=True):
-    """A model that puts examples of a class near each other."""
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(4)])
     chosen = contrastive if loss == "contrastive" else keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     counted = [Largest(), Largest(aggregation="mean", name="mean_of_largest"), Fading(), Bounds(), deviation]
