@@ -226,9 +226,7 @@ def test_what_cannot_be_detached_or_attached_to_is_said_with_what_to_type(asked,
     assert "which has ended as FAILED. The same command goes on from its last checkpoint" in told.err
 
 
-def test_whoever_attaches_works_in_the_folder_of_the_run_s_command_and_is_back_where_it_was_afterwards(
-    tmp_path, monkeypatch, folder
-):
+def test_whoever_attaches_works_in_the_folder_of_the_run_s_command_and_comes_back(tmp_path, monkeypatch, folder):
     (there := tmp_path / "there").mkdir()
     run, here, seen = left(there), os.getcwd(), []
     write_json(folder / FILE, run)

@@ -232,9 +232,7 @@ def test_what_auto_chose_for_xla_first_is_what_it_goes_on_with(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_in_a_folder_of_one_s_own_goes_on_and_times_xla_no_more_and_a_finished_one_is_kept_beside_a_new_one(
-    pipeline, tmp_path
-):
+def test_a_run_in_a_folder_of_ones_own_goes_on_without_timing_xla_and_is_kept_once_finished(pipeline, tmp_path):
     command = (
         *QUICK, "hydra.run.dir=mine", "model=mlp", "data=digits", "workers=2", "train.steps=4", "train.xla=auto",
         "train.callbacks=[{_target_: own.Preempting, after: [2], number: SIGTERM}]",

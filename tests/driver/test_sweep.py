@@ -138,10 +138,8 @@ def test_failed_points_are_tried_again_and_new_ones_added_and_what_is_typed_twic
 
 @pytest.mark.slow
 def test_repeats_run_in_rounds_and_each_round_measures_the_baseline_anew(pipeline, tmp_path):
-    ran: Ran = pipeline(
-        "-m", "sweep.name=mine", "sweep.repeats=2", "strategy=default,one_device", "workers=1", "tracking=none",
-        "measure.repeats=1", "measure.steps=2", *SMALL,
-    ).ok()  # fmt: skip
+    typed = ("sweep.name=mine", "sweep.repeats=2", "strategy=default,one_device", "workers=1", "tracking=none")
+    ran: Ran = pipeline("-m", *typed, "measure.repeats=1", "measure.steps=2", *SMALL).ok()
     logs = (tmp_path / SWEEP).glob("*/events.jsonl")
     begun = sorted(logs, key=lambda log: json.loads(log.read_text().splitlines()[0])["time"])
     assert [log.parent.name for log in begun] == ["0_default", "1_one_device", "1_one_device_2", "0_default_2"]
@@ -174,9 +172,7 @@ def test_every_ready_sweep_can_be_planned(asked, experiment, points):
     ["-m", "train.learning_rate=0.1,0.2", "model.build.hidden=[8, 16]", "model=mlp"],
     ["--config-dir=own", "experiment=own", "train.epochs=1"],
 ], ids=lambda typed: typed[1])  # fmt: skip
-def test_the_command_of_a_point_is_accepted_as_it_stands_and_is_one_run_of_the_same_config(
-    tmp_path, monkeypatch, typed
-):
+def test_the_command_of_a_point_is_accepted_and_is_one_run_of_the_same_config(tmp_path, monkeypatch, typed):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own" / "experiment").mkdir(parents=True)
     (tmp_path / "own" / "experiment" / "own.yaml").write_text(

@@ -189,9 +189,7 @@ def test_threads_that_write_one_file_at_once_leave_it_whole_whoever_reads_it(tmp
 
 
 @pytest.mark.parametrize(("umask", "mode", "expected"), [(0o22, 0o666, 0o644), (0, log.SECRET, 0o600)])
-def test_a_file_has_the_mode_that_the_umask_leaves_or_is_its_owner_s_alone_and_one_that_fails_leaves_nothing(
-    tmp_path, umask, mode, expected
-):
+def test_a_file_has_the_mode_that_it_should_and_one_that_fails_leaves_nothing(tmp_path, umask, mode, expected):
     before = os.umask(umask)
     try:
         log.write_whole(tmp_path / "file", "text", mode)

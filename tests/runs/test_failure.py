@@ -13,6 +13,7 @@ from run_events import LONG, logged
 from under_way import UnderWay
 
 TWO = ("strategy=multi_worker", "workers=2")
+OWN = (*QUICK, f"--config-dir={own.CONF}", "model=tiny", "data=numbered")
 
 
 def harmed(folder: Path, rank: int, number: int, *arguments: str, moment: str = "steps") -> Ran:
@@ -61,10 +62,8 @@ def test_a_process_that_is_killed_or_stopped_is_named_and_the_run_fails(tmp_path
 
 
 def test_a_process_that_hangs_without_a_word_is_named_and_its_stack_kept(pipeline):
-    ran = pipeline(
-        *QUICK, *TWO, f"--config-dir={own.CONF}", "model=tiny", "data=numbered", "data.build._target_=own.stuck_data",
-        "launch.progress_timeout=6", "launch.max_restarts=0",
-    ).failed()  # fmt: skip
+    stuck = ("data.build._target_=own.stuck_data", "launch.progress_timeout=6", "launch.max_restarts=0")
+    ran = pipeline(*OWN, *TWO, *stuck).failed()
     assert "worker 1 made no progress for 6 s" in ran.err
     (log,) = ran.folder.glob("outputs/[rs]*/**/point-1.log")
     assert "stuck_data" in log.read_text()
@@ -114,9 +113,7 @@ def test_ctrl_c_before_there_is_anything_to_end_ends_it_without_a_word(tmp_path)
 @pytest.mark.parametrize(
     "moment", [*(pytest.param(one, marks=pytest.mark.slow) for one in sampled(("run", "started"), 1)), "steps"]
 )
-def test_a_conductor_killed_outright_leaves_no_process_not_even_a_stopped_one_or_one_that_waits_for_it(
-    tmp_path, moment
-):
+def test_a_conductor_killed_outright_leaves_no_process_not_even_a_stopped_one(tmp_path, moment):
     with UnderWay(tmp_path, *QUICK, *TWO, *LONG, cold=True) as run:
         run.until_told(moment)
         if moment == "steps":
@@ -129,10 +126,8 @@ def test_a_conductor_killed_outright_leaves_no_process_not_even_a_stopped_one_or
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run_with_the_step_and_arrays_with_such_are_not_trained_on(pipeline):
-    ran = pipeline(
-        "-m", *QUICK, "strategy=mirrored", "workers=2", f"--config-dir={own.CONF}", "model=tiny", "data=numbered",
-        "data.build._target_=own.nan_data", "+data.build.value=3e38,nan", "data.shuffle=false", "train.replica_batch=8",
-    ).failed()  # fmt: skip
+    data = ("data.build._target_=own.nan_data", "+data.build.value=3e38,nan", "data.shuffle=false")
+    ran = pipeline("-m", *OWN, *data, "strategy=mirrored", "workers=2", "train.replica_batch=8").failed()
     assert "Expected a finite loss, received nan at step 3" in ran.results[0]["error"]
     why = "Expected examples that can be trained on, received 1 that cannot: example 40 has NaN or infinity."
     assert why in ran.results[1]["error"]
@@ -142,20 +137,13 @@ def test_a_loss_that_is_not_a_number_stops_the_run_with_the_step_and_arrays_with
 @pytest.mark.slow
 def test_what_an_operation_fails_with_is_said_in_its_own_words(pipeline):
     (strategy,) = sampled(("mirrored", "parameter_server"), 1)
-    ran = pipeline(
-        *QUICK, f"strategy={strategy}", "workers=2", f"--config-dir={own.CONF}", "model=tiny", "data=numbered",
-        "model.build._target_=own.infinite",
-    ).failed()  # fmt: skip
+    ran = pipeline(*OWN, f"strategy={strategy}", "workers=2", "model.build._target_=own.infinite").failed()
     assert "InvalidArgumentError: bad numbers : Tensor had Inf" in ran.err
 
 
-def test_an_error_of_ones_own_function_is_said_first_and_last_with_ones_own_frames_between_and_a_sweep_goes_on(
-    pipeline,
-):
-    ran = pipeline(
-        "-m", *QUICK, f"--config-dir={own.CONF}", "data=numbered", "train.steps=2", "workers=1",
-        "model.build._target_=own.raises,own.tiny",
-    ).failed()  # fmt: skip
+def test_an_error_of_ones_own_function_is_said_with_ones_own_frames_and_a_sweep_goes_on(pipeline):
+    two = ("model.build._target_=own.raises,own.tiny", "train.steps=2", "workers=1")
+    ran = pipeline("-m", *OWN, *two).failed()
     assert [result["status"] for result in ran.results] == ["FAILED", "FINISHED"]
     assert "the moon is not full" in ran.results[0]["error"]
     frames = r'RuntimeError: the moon is not full.*\n *File ".*in raises\n *raise RuntimeError\(".*"\)\n.*point-0\.log'
@@ -167,11 +155,8 @@ def test_an_error_of_ones_own_function_is_said_first_and_last_with_ones_own_fram
 
 @pytest.mark.slow
 def test_a_busy_loop_once_training_steps_is_ended_after_twice_the_progress_timeout(pipeline):
-    ran = pipeline(
-        *QUICK, f"--config-dir={own.CONF}", "model=tiny", "data=numbered", "workers=1", "train.epochs=9",
-        "train.callbacks=[{_target_: own.Spinning}]", "launch.progress_timeout=3", "launch.max_restarts=0",
-        timeout=25,
-    ).failed()  # fmt: skip
+    spins = ("workers=1", "train.epochs=9", "train.callbacks=[{_target_: own.Spinning}]", "launch.progress_timeout=3")
+    ran = pipeline(*OWN, *spins, "launch.max_restarts=0", timeout=25).failed()
     assert "chief 0 computed for 6 s without a step; where it stands is in its log." in ran.err
 
 

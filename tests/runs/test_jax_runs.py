@@ -18,10 +18,8 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-SMALL = (
-    "backend=jax", "hardware=4cpu", "train.global_batch=64", "tracking=none", "tracking.system_metrics_seconds=0",
-    "launch.startup_timeout=120",
-)  # fmt: skip
+PATIENT = ("tracking.system_metrics_seconds=0", "launch.startup_timeout=120")
+SMALL = ("backend=jax", "hardware=4cpu", "train.global_batch=64", "tracking=none", *PATIENT)
 MLP = (*SMALL, "model=mlp", "data=digits")
 UNMEASURED = ("measure.steps=0", "measure.baseline=none")
 IN_MEMORY = "Processes add gradients through shared memory."
@@ -115,14 +113,10 @@ def test_a_run_that_is_killed_and_goes_on_on_another_mesh_trains_as_one_device_d
     held_out = model.evaluate(*digits()[1], verbose=0, return_dict=True)
     assert held_out["loss"] == pytest.approx(killed.result["val_loss"], abs=1e-5)
 
-    jax(
-        *small, "strategy=model_parallel", "workers=1", "train.steps=16", "measure.steps=0", f"resume={first.name}",
-        "resume_changes=[train.steps]",
-    )  # fmt: skip
-    measured = jax(
-        *small, "strategy=mirrored", "workers=2", "train.steps=16", "measure.steps=4", "measure.repeats=2",
-        "output_dir=whole",
-    )  # fmt: skip
+    goes_on = ("measure.steps=0", f"resume={first.name}", "resume_changes=[train.steps]")
+    jax(*small, "strategy=model_parallel", "workers=1", "train.steps=16", *goes_on)
+    anew = ("measure.steps=4", "measure.repeats=2", "output_dir=whole")
+    measured = jax(*small, "strategy=mirrored", "workers=2", "train.steps=16", *anew)
     (whole,) = (measured.folder / "whole" / "runs").iterdir()
     result = json.loads((whole / "result.json").read_text())
     assert result["speedup"] > 0
@@ -158,11 +152,9 @@ def test_a_sweep_its_report_a_comparison_and_a_prediction_need_no_tensorflow(jax
 
 
 def test_a_sweep_over_both_engines_has_one_table_one_report_and_one_verdict_of_which_pays(pipeline, tmp_path):
-    ran = pipeline(
-        "-m", "backend=tensorflow,jax", "strategy=one_device", "model=mlp", "data=digits", "hardware=2cpu",
-        "train.steps=20", "measure.steps=40", "measure.repeats=3", "train.check=off", "train.save=false",
-        "sweep.name=engines", "tracking.system_metrics_seconds=0", "launch.startup_timeout=120",
-    ).ok()  # fmt: skip
+    typed = ("backend=tensorflow,jax", "strategy=one_device", "model=mlp", "data=digits", "hardware=2cpu", *PATIENT)
+    length = ("train.steps=20", "measure.steps=40", "measure.repeats=3", "train.check=off", "train.save=false")
+    ran = pipeline("-m", *typed, *length, "sweep.name=engines").ok()
     # What this machine did beside it follows the engine: busy, unsteady.
     assert re.findall(r" engine (tensorflow|jax)(?:, [a-z -]+)*\n", ran.out) == ["tensorflow", "jax"]
     told = re.search(r"Of different engines \(tensorflow: point 0; jax: point 1\): each speedup is over one", ran.out)

@@ -101,16 +101,12 @@ def test_a_cluster_a_collective_and_a_view_of_another_package_train_to_the_losse
 @pytest.mark.slow
 def test_a_collective_that_adds_otherwise_on_each_rank_ends_the_run_by_name(pipeline, offered):
     arguments, environ = offered
-    ran = pipeline(
-        *arguments, *MULTI_WORKER, "strategy.collective=unlike", "train.compare_weights_every=2",
-        "train.steps_per_call=2", **environ,
-    ).failed()  # fmt: skip
+    compared = ("strategy.collective=unlike", "train.compare_weights_every=2", "train.steps_per_call=2")
+    ran = pipeline(*arguments, *MULTI_WORKER, *compared, **environ).failed()
     assert "Expected the same weights on all replicas after step 2, received others on rank 1 than on rank 0" in ran.err
 
 
-def test_an_engine_of_another_package_is_measured_trained_and_recorded_like_ours_whatever_else_of_it_fails(
-    pipeline, offered
-):
+def test_an_engine_of_another_package_is_measured_and_recorded_like_ours_whatever_else_fails(pipeline, offered):
     arguments, environ = offered
     small = [given for given in arguments if given != "measure.steps=0"]
     typed = ("strategy=one_device", "hardware=1cpu", "train.steps=4", "train.replica_batch=32", "views=[falls]")

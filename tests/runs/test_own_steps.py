@@ -23,10 +23,8 @@ def test_a_gan_killed_in_mid_epoch_goes_on_to_the_last_bit(pipeline, tmp_path):
     whole: Ran = pipeline(*SMALL, *model, "output_dir=outputs/sane", "resume=never").ok()
     (sane,) = whole.folder.glob("outputs/sane/runs/*")
     first = tmp_path / "outputs/runs/*/checkpoints/step-000000000[36]-*.json"
-    killed: Ran = pipeline(
-        *SMALL, *model, "checkpoint.every_steps=3", "launch.max_restarts=1",
-        f"train.callbacks=[{{_target_: dying.Dies, at: 8, marker: {tmp_path / 'killed'}, once_there: '{first}'}}]",
-    ).ok()  # fmt: skip
+    dies = f"train.callbacks=[{{_target_: dying.Dies, at: 8, marker: {tmp_path / 'killed'}, once_there: '{first}'}}]"
+    killed: Ran = pipeline(*SMALL, *model, "checkpoint.every_steps=3", "launch.max_restarts=1", dies).ok()
     (folder,) = killed.folder.glob("outputs/runs/*")
     # Five steps are an epoch; the later one may not have been written yet.
     assert [event["step"] for event in logged(folder, "restored")] in ([3], [6])
@@ -40,10 +38,8 @@ def test_a_gan_killed_in_mid_epoch_goes_on_to_the_last_bit(pipeline, tmp_path):
 @pytest.mark.slow
 def test_an_autoencoder_with_a_test_step_comes_to_the_same_under_every_strategy(pipeline):
     model = ("model.build._target_=steps.vae", "+model.build.noisy=false", UNLABELLED)
-    ran: Ran = pipeline(
-        "-m", *SMALL, *model, "strategy=one_device,mirrored,central_storage,multi_worker", "workers=null",
-        "hardware=2cpu",
-    ).ok()  # fmt: skip
+    every = ("strategy=one_device,mirrored,central_storage,multi_worker", "workers=null", "hardware=2cpu")
+    ran: Ran = pipeline("-m", *SMALL, *model, *every).ok()
     ended = {folder.name.split("_", 1)[1]: logged(folder, "epoch")[-1] for folder in ran.run_folders}
     assert sorted(ended) == ["central_storage", "mirrored", "multi_worker", "one_device"]
     one = ended["one_device"]

@@ -89,9 +89,7 @@ def test_a_signal_that_comes_once_a_run_has_finished_does_not_have_it_trained_ag
 
 
 @pytest.mark.slow
-def test_a_preempted_run_leaves_with_75_and_is_ended_by_the_same_command_and_by_another_only_if_that_is_named(
-    pipeline, unharmed
-):
+def test_a_preempted_run_leaves_with_75_and_is_ended_by_the_same_command_or_one_that_names_it(pipeline, unharmed):
     sane = unharmed(*LAYOUT)
     command = (*SMALL, *LAYOUT, preempting(7, 20, number="SIGUSR2"), "checkpoint.every_steps=6")
 
@@ -226,9 +224,7 @@ def test_of_three_workers_one_never_comes_back_and_two_go_on(pipeline):
     assert "worker 2 was killed by SIGKILL" in few.err
 
 
-@pytest.mark.parametrize(
-    ("layout", "restarts"), [(ONE, 2), pytest.param(TWO, 1, marks=pytest.mark.slow)], ids=["one", "two"]
-)
+@pytest.mark.parametrize(("layout", "restarts"), [(ONE, 2), pytest.param(TWO, 1, marks=pytest.mark.slow)])
 def test_a_training_that_diverges_stops_or_goes_back_with_half_the_rate(pipeline, layout, restarts):
     command = (
         *QUICK, *layout, "model.build._target_=own.ballast", "data.build._target_=own.exploding_data",
@@ -247,11 +243,9 @@ def test_a_training_that_diverges_stops_or_goes_back_with_half_the_rate(pipeline
 
 
 def test_a_training_that_went_back_converges_with_half_the_rate(pipeline):
-    ran = pipeline(
-        *QUICK, *ONE, "model.build._target_=own.steep", "data.build._target_=own.steep_data", "train.global_batch=4",
-        "train.steps_per_call=1", "train.epochs=2", "checkpoint.every_steps=2", "train.on_divergence=rollback",
-        "train.divergence_factor=1000",
-    ).ok()  # fmt: skip
+    steep = ("model.build._target_=own.steep", "data.build._target_=own.steep_data", "train.global_batch=4")
+    length = ("train.steps_per_call=1", "train.epochs=2", "checkpoint.every_steps=2", "train.divergence_factor=1000")
+    ran = pipeline(*QUICK, *ONE, *steep, *length, "train.on_divergence=rollback").ok()
     assert ran.result["rollbacks"] == 1
     assert ran.result["loss"] < 1e-3
     assert {event["learning_rate"] for event in ran.events("steps")} == {1.5, 0.75}

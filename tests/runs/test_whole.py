@@ -67,10 +67,9 @@ def test_a_run_leaves_a_result_a_model_and_an_mlflow_run(pipeline):
 
 @pytest.mark.slow
 def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them_and_one_mlflow_run_stands_for_it(pipeline, asked):
-    ran: Ran = pipeline(
-        "-m", "strategy=one_device,mirrored,multi_worker", "workers=1,2", "data=digits", "model=mlp",
-        "measure.repeats=2", "train.epochs=1",
-    ).ok()  # fmt: skip
+    shared = "data=digits model=mlp measure.repeats=2 train.epochs=1"
+    typed = f"strategy=one_device,mirrored,multi_worker workers=1,2 {shared}"
+    ran: Ran = pipeline("-m", *typed.split()).ok()
     statuses = [result["status"] for result in ran.results]
     assert sorted(statuses) == ["FINISHED"] * 5 + ["REFUSED"]
     assert "Point 1 refused: Expected one point of one_device, which trains on one device" in ran.err
@@ -104,8 +103,6 @@ def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them_and_one_mlf
     assert report.data.tags["verdict"] in " ".join(told.out.split())
     # Its points have the numbers, which it would double; its page says how to run them again.
     assert report.data.metrics == {}
-    shared = "data=digits model=mlp measure.repeats=2 train.epochs=1"
-    typed = f"strategy=one_device,mirrored,multi_worker workers=1,2 {shared}"
     assert f"`python -m pipeline -m {typed}`" in report.data.tags["mlflow.note.content"]
     assert re.match(rf"python -m pipeline strategy=\w+ workers=\d {shared}", runs[0].data.tags["command"])
     there = {each.path for folder in ("", "figures") for each in client.list_artifacts(report.info.run_id, folder)}
@@ -115,10 +112,8 @@ def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them_and_one_mlf
 @pytest.mark.slow
 def test_a_sweep_over_other_strategies_finishes_and_compares_them_with_one_device(pipeline):
     strategies = ("default", "central_storage", "parameter_server")
-    ran: Ran = pipeline(
-        "-m", f"strategy={','.join(strategies)}", "workers=2", "data=digits", "model=mlp", "measure.repeats=2",
-        "train.steps=40", timeout=400,
-    ).ok()  # fmt: skip
+    small = ("workers=2", "data=digits", "model=mlp", "measure.repeats=2", "train.steps=40")
+    ran: Ran = pipeline("-m", f"strategy={','.join(strategies)}", *small, timeout=400).ok()
     assert [result["status"] for result in ran.results] == ["FINISHED"] * 3
     assert [result["workers"] for result in ran.results] == [1, 2, 2]
     _, runs = tracked(ran.folder)
@@ -171,10 +166,8 @@ def test_however_a_run_ends_mlflow_knows(tmp_path):
 def test_a_language_model_learns_on_two_devices_what_it_learns_on_one(pipeline):
     small = ("model.build.blocks=1", "model.build.width=16", "model.build.heads=2", "data.build.length=32")
     batch = ("train.global_batch=6", "train.steps=3", "train.deterministic=true", "measure.scaling=strong")
-    ran: Ran = pipeline(
-        "-m", "model=transformer", "data=text", "strategy=one_device,mirrored", "hardware=2cpu", *small, *batch, *QUICK,
-        timeout=240,
-    ).ok()  # fmt: skip
+    both = ("model=transformer", "data=text", "strategy=one_device,mirrored", "hardware=2cpu")
+    ran: Ran = pipeline("-m", *both, *small, *batch, *QUICK).ok()
     one, two = sorted(ran.results, key=lambda result: result["replicas"])
     assert (one["replicas"], two["replicas"]) == (1, 2)
     for kind in ("metrics", "val_metrics"):
