@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -109,29 +108,24 @@ class Offered:
     """Views of other packages: one that fails is left out from then on, and the run goes on without it."""
 
     def __init__(self, makes: Mapping[str, Make], plan: Plan, folder: Path, say: Callable[[str], None]) -> None:
-        self._say, self._views = say, dict[str, View]()
-        for name, make in makes.items():
-            if (view := self._try(name, make, plan, folder)) is not None:
-                self._views[name] = view
+        self._say, self._views = say, dict[str, Any](makes)
+        self._each(lambda make: make(plan, folder))
 
     def __enter__(self) -> "Offered":
-        self._all("__enter__")
+        self._each(lambda view: view.__enter__() or view)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._all("__exit__", *exception)
+        self._each(lambda view: view.__exit__(*exception))
 
     def update(self, event: Event, now: float) -> None:
         """Takes the next event."""
-        self._all("update", event, now)
+        self._each(lambda view: view.update(event, now) or view)
 
-    def _all(self, part: str, *arguments: object) -> None:
+    def _each(self, call: Callable[[Any], Any]) -> None:
         for name, view in [*self._views.items()]:
-            self._try(name, methodcaller(part, *arguments), view)
-
-    def _try(self, name: str, call: Callable[..., Any], *arguments: object) -> Any:
-        try:
-            return call(*arguments)
-        except Exception as error:
-            self._views.pop(name, None)
-            self._say(f"The view {name} failed with {type(error).__name__}: {error}. The run goes on without it.")
+            try:
+                self._views[name] = call(view)
+            except Exception as error:
+                del self._views[name]
+                self._say(f"The view {name} failed with {type(error).__name__}: {error}. The run goes on without it.")

@@ -150,8 +150,7 @@ class Session:
     def here(self, config: Config) -> Cluster:
         """The cluster, or this machine in place of others, for models that are built or timed without a run."""
         if config.cluster.name in ELSEWHERE or config.launch.detach:
-            other, host = config.cluster, ClusterConfig.host
-            local = replace(other, name="local", host=host, hosts=[], copy=False, options={})
+            local = replace(config.cluster, name="local", host=ClusterConfig.host, hosts=[], copy=False, options={})
             config = replace(config, cluster=local, launch=replace(config.launch, detach=False))
         return self.cluster(config)
 
