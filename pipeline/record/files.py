@@ -87,7 +87,7 @@ def write_tracking(folder: Path, state: TrackingState) -> None:
 
 @dataclass(frozen=True)
 class Kept:
-    """Where agents that outlive a driver dial, their token, the jobs of each group in order, and who has a part."""
+    """The address that agents of a gone driver dial, their token, each group's jobs in order, and who has a part."""
 
     address: str
     token: str
