@@ -122,23 +122,15 @@ def in_the_way(plan: Plan, base_port: int | None, output: Path) -> Iterator[Path
     needed = set() if base_port is None else {base_port + process.rank for process in plan.processes}
     hosts = set(plan.hardware.host_names)
     for folder in sorted(output / within for within in run_folders.all_within(output)):
-        if not (folder / AGENTS).exists():
-            continue
-        values = log.read_whole(folder / PLAN)
+        values = log.read_whole(folder / PLAN) if (folder / AGENTS).exists() else {}
         addresses = [str(process.get("address")) for process in values.get("processes", ())]
         ports = {int(port) for address in addresses if (port := address.rpartition(":")[2]).isdecimal()}
         its_hosts = set(values.get("host_names", ()))
         apart = hosts and its_hosts and not hosts & its_hosts
-        if not ports & needed or apart or trains_on(folder, time.time()):
-            continue
-        try:
-            lock = Lock(folder)
-        except OSError:
-            continue
-        try:
-            yield folder
-        finally:
-            lock.release()
+        if ports & needed and not apart and not trains_on(folder, time.time()):
+            with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+                stack.callback(Lock(folder).release)
+                yield folder
 
 
 @contextlib.contextmanager

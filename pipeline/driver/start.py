@@ -1,6 +1,7 @@
 """Takes a requested run from its config to its result: validate it, plan it, then train, estimate or predict."""
 
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,24 +92,21 @@ def _to_train(request: RunRequest, planned: Planned, session: Session) -> "tuple
     from pipeline.driver import resume
     from pipeline.driver.memory_check import expect_room
 
-    config, cluster, output = request.config, planned.cluster, request.output
-    attempts = list(run_folders.attempts(request.folder))
-    only = request.folder if request.own else None
-    earlier = resume.find(config, planned.plan, output, only, attempts, session.screen.say)
-    try:
+    config, plan, cluster, output = request.config, planned.plan, planned.cluster, request.output
+    attempts, only = [*run_folders.attempts(request.folder)], request.folder if request.own else None
+    earlier = resume.find(config, plan, output, only, attempts, session.screen.say)
+    with ExitStack() as stack:
         if earlier is not None:
+            stack.callback(earlier.release)
             # Its processes have the ports that are needed, and write the same files.
             cluster.end_earlier(earlier.folder)
+            plan = as_long_as(plan, earlier.plan)
         elif _may_be_held(config):
-            for folder in resume.in_the_way(planned.plan, config.cluster.base_port, output):
+            for folder in resume.in_the_way(plan, config.cluster.base_port, output):
                 cluster.end_earlier(folder)
-        length = planned.plan if earlier is None else as_long_as(planned.plan, earlier.plan)
-        plan = reachable(length, cluster, config, session)
+        plan = reachable(plan, cluster, config, session)
         expect_room(plan, request, cluster, session)
-    except BaseException:
-        if earlier is not None:
-            earlier.release()
-        raise
+        stack.pop_all()
     return replace(planned, plan=plan), earlier
 
 

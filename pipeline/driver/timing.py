@@ -245,7 +245,7 @@ def _rounds(point: Group, turns: Mapping[str, Callable[[], Any]]) -> list[explai
 
 
 def _turns(point: Group, one: Group, per_call: int, normalizations: int) -> dict[str, Callable[[], Any]]:
-    """What a round times, by its fields; each of `ALONE`, some replicas whose hosts do nothing else meanwhile."""
+    """The turns of a round, by its fields; each of `ALONE`, some replicas whose hosts do nothing else meanwhile."""
     plan, turns = point.plan, dict[str, Callable[[], Any]]()
     examples = plan.training.global_batch
 
