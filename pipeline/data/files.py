@@ -73,7 +73,11 @@ def write(path: str, fill: Callable[[IO[bytes]], object]) -> None:
         with contextlib.suppress(OSError):
             os.remove(partial)
         raise
-    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    _sync_folder(os.path.dirname(path) or ".")
+
+
+def _sync_folder(path: str) -> None:
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

@@ -89,11 +89,14 @@ def _expect_needed(config: Config, session: Session) -> None:
         if folder is not None and "://" not in folder:
             _expect_folder("checkpoint.folder", folder, Path(folder))
     if config.tracking.store is Store.sqlite and uri is not None and uri.startswith(SQLITE):
-        file = Path(uri.removeprefix(SQLITE).partition("?")[0])
-        if file.is_dir() or (file.exists() and not os.access(file, os.W_OK)):
-            why = "a folder" if file.is_dir() else "one that cannot be written"
-            raise UserError(f"a file that can be written for tracking.uri={uri}", why, "tracking.uri=null")
-        _expect_folder("tracking.uri", uri, file.parent)
+        _expect_store(uri, Path(uri.removeprefix(SQLITE).partition("?")[0]))
+
+
+def _expect_store(uri: str, file: Path) -> None:
+    if file.is_dir() or (file.exists() and not os.access(file, os.W_OK)):
+        why = "a folder" if file.is_dir() else "one that cannot be written"
+        raise UserError(f"a file that can be written for tracking.uri={uri}", why, "tracking.uri=null")
+    _expect_folder("tracking.uri", uri, file.parent)
 
 
 def _trains_here(config: Config) -> bool:

@@ -57,8 +57,7 @@ class Requests:
         """Accepts all runs of a command. The session gets the results that need no run.
 
         Returns the exit code if this command was a driver's agent instead, which has the runs. A strategy of one device
-        trains on one, whatever `workers` says, and the terminal says so. In a sweep it has one such run, the control of
-        the others; another is refused.
+        trains on one, whatever `workers` says; of a sweep's such runs, all but the first are refused.
         """
         for point in composed:
             if (code := self._read(point)) is not None:

@@ -219,6 +219,11 @@ def explain_loss(point: Group, one: Group, per_call: int, measured: Measurements
     except RunPreempted:
         measured.notes.append("What was lost is not explained, since the machine was asked for.")
         return None
+    measured.explained = explain.explain(rounds, _replica_names(plan), plan)
+    return measured.explained
+
+
+def _replica_names(plan: Plan) -> list[str]:
     # Devices of a process that share a pool of threads are not told apart.
     apart = plan.hardware.kind != "cpu"
     names = {
@@ -226,8 +231,7 @@ def explain_loss(point: Group, one: Group, per_call: int, measured: Measurements
         for process in plan.processes
         for number, device in zip(process.replicas, process.devices, strict=True)
     }
-    measured.explained = explain.explain(rounds, [names[number] for number in sorted(names)], plan)
-    return measured.explained
+    return [names[number] for number in sorted(names)]
 
 
 def _rounds(point: Group, turns: Mapping[str, Callable[[], Any]]) -> list[explain.Round]:

@@ -57,11 +57,10 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     xla, notes_on_xla = xla_of(config)
     notes += machines.notes_on_tpu(config, kind, layout.workers, batch[2]) + notes_on_xla
     notes += _notes(config, machine, layout, oversubscribed, stands_for_hosts)
-    gpus, tpus = ", ".join(machine.gpus) or "none", f", TPU chips: {len(machine.tpus)}" * bool(machine.tpus)
     takes_address = kind == "tpu" and "address" in config.strategy.build
     address = {"address": machines.tpu_address(config, machine)} if takes_address else {}
-    data, launch, checkpoint = config.data, config.launch, config.checkpoint
-    best_is = "min" if checkpoint.keep_best and falls(checkpoint.keep_best) else "max"
+    launch, checkpoint, best = config.launch, config.checkpoint, config.checkpoint.keep_best
+    usual = "min" if best and falls(best) else "max"
     plan = Plan(
         strategy=_taken(
             plans.StrategyPart,
@@ -70,38 +69,16 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
             static_batches=config.strategy.on_tpu,
             devices_per_replica=layout.per_replica,
         ),
-        hardware=_taken(
-            plans.HardwarePart,
-            config.hardware,
-            kind=kind,
-            hosts=hosts,
-            link_gbps=config.hardware.link_gbps or (machine.link_gbps if hosts > 1 else None),
-            threads_per_device=layout.threads if on_cpu else config.hardware.threads_per_device,
-            rehearsal=config.hardware.rehearse or stands_for_hosts,
-            oversubscribed=oversubscribed,
-            machine=f"{machine.hostname}: {machine.cpu}, {len(machine.cores)} cores, GPUs: {gpus}{tpus}",
-            host_memory_gib=machine.memory_gib if on_cpu else None,
-            cache_bytes=machine.cache_bytes,
-            host_names=tuple(host.hostname for host in machine.members),
-        ),
+        hardware=_hardware(config, machine, kind, hosts, layout.threads, stands_for_hosts, oversubscribed),
         model=plans.ModelPart(config.model.name, config.model.build),
-        data=_taken(
-            plans.DataPart,
-            data,
-            input_shape=None if data.input_shape is None else tuple(data.input_shape),
-            divided=shared(data.shard.value, files, 1 if asynchronous else layout.training) if files else None,
-            train_files=len(files) or None,
-            service=service_of(config)[1],
-            cache=Cache.none.value if data.cache is Cache.auto else data.cache.value,
-            keep_small=data.cache is Cache.auto,
-        ),
+        data=_data(config, files, 1 if asynchronous else layout.training),
         training=_training(config, batch, layout.workers, xla),
         measurement=_taken(
             plans.MeasurementPart,
             config.measure,
             baseline=machines.baseline_source(config, kind),
             system_metrics_seconds=config.tracking.system_metrics_seconds,
-            profile=data.profile,
+            profile=config.data.profile,
             explain=machines.is_explained(config, kind),
         ),
         launch=_taken(
@@ -112,16 +89,47 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
         processes=processes,
         workers=layout.workers,
         checkpoint=_taken(
-            plans.Checkpoints,
-            checkpoint,
-            best=checkpoint.keep_best,
-            best_is=checkpoint.best_is.value if checkpoint.best_is else best_is,
+            plans.Checkpoints, checkpoint, best=best, best_is=checkpoint.best_is.value if checkpoint.best_is else usual
         ),
         output_dir=config.output_dir,
         backend=config.backend,
         notes=tuple(notes),
     )
     return replace(plan, notes=(*plan.notes, *notes_on_sums(plan)))
+
+
+def _hardware(
+    config: Config, machine: Machine, kind: str, hosts: int, threads: int, stands_for_hosts: bool, oversubscribed: bool
+) -> plans.HardwarePart:
+    gpus, tpus = ", ".join(machine.gpus) or "none", f", TPU chips: {len(machine.tpus)}" * bool(machine.tpus)
+    return _taken(
+        plans.HardwarePart,
+        config.hardware,
+        kind=kind,
+        hosts=hosts,
+        link_gbps=config.hardware.link_gbps or (machine.link_gbps if hosts > 1 else None),
+        threads_per_device=threads if kind == "cpu" else config.hardware.threads_per_device,
+        rehearsal=config.hardware.rehearse or stands_for_hosts,
+        oversubscribed=oversubscribed,
+        machine=f"{machine.hostname}: {machine.cpu}, {len(machine.cores)} cores, GPUs: {gpus}{tpus}",
+        host_memory_gib=machine.memory_gib if kind == "cpu" else None,
+        cache_bytes=machine.cache_bytes,
+        host_names=tuple(host.hostname for host in machine.members),
+    )
+
+
+def _data(config: Config, files: Sequence[int], readers: int) -> plans.DataPart:
+    data = config.data
+    return _taken(
+        plans.DataPart,
+        data,
+        input_shape=None if data.input_shape is None else tuple(data.input_shape),
+        divided=shared(data.shard.value, files, readers) if files else None,
+        train_files=len(files) or None,
+        service=service_of(config)[1],
+        cache=Cache.none.value if data.cache is Cache.auto else data.cache.value,
+        keep_small=data.cache is Cache.auto,
+    )
 
 
 def _taken(part: type[Part], group: object, /, **own: Any) -> Part:

@@ -184,10 +184,7 @@ def unreachable(error: BaseException) -> bool:
 
 
 def _make_sqlite(path: Path, artifacts: str | None) -> None:
-    """Makes the store beside its place, then moves it there: one that is half made stays broken for good.
-
-    So it need not reach the disk with each of MLflow's hundreds of changes to it, only before it is moved.
-    """
+    """Makes the store beside its place, unsynced until it is moved there: one half made stays broken for good."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
     from sqlalchemy import Engine, event
 
@@ -217,18 +214,22 @@ def _remove_from(uri: str, run_id: str) -> bool:
     if run.info.lifecycle_stage != "deleted":
         client.delete_run(run_id)
     if path is not None:
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
         # As `mlflow gc` does, which would take all deleted experiments too.
         artifacts = local_artifacts(run.info.artifact_uri)
         if artifacts is not None and artifacts.parent.name == run_id:
             shutil.rmtree(artifacts.parent, ignore_errors=True)
-        store = SqlAlchemyStore(uri, "")
-        try:
-            store._hard_delete_run(run_id)
-        finally:
-            store.engine.dispose()
+        _hard_delete(uri, run_id)
     return True
+
+
+def _hard_delete(uri: str, run_id: str) -> None:
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    store = SqlAlchemyStore(uri, "")
+    try:
+        store._hard_delete_run(run_id)
+    finally:
+        store.engine.dispose()
 
 
 def _examine_server(uri: str, environ: Mapping[str, str], host: str, clock: Callable[[], float]) -> Finding:

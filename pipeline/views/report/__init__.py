@@ -117,9 +117,16 @@ def track(folder: Path, written: WrittenReport, tracker: Tracking, store: Tracki
 
 
 def _write_pages(written: WrittenReport) -> None:
-    sweep = written.sweep
-    write_whole(written.html, page.page(sweep, written.verdict, written.drawn))
-    rows = [
+    write_whole(written.html, page.page(written.sweep, written.verdict, written.drawn))
+    rows, text = _rows(written.sweep), io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(written.csv, text.getvalue())
+
+
+def _rows(sweep: ReportedSweep) -> list[dict[str, object]]:
+    return [
         {
             "point": point.number,
             "status": point.status,
@@ -133,11 +140,6 @@ def _write_pages(written: WrittenReport) -> None:
         }
         for point in sweep.points
     ]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(written.csv, text.getvalue())
 
 
 def _report_event(written: WrittenReport) -> Report:
