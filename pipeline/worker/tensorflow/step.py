@@ -276,7 +276,8 @@ def sum_of(
 
 def narrowed(gradient: Addend) -> Addend:
     """A gradient in bfloat16, where it is a dense one in float32."""
-    return tf.cast(gradient, tf.bfloat16) if tf.is_tensor(gradient) and gradient.dtype == tf.float32 else gradient
+    wide = isinstance(gradient, tf.Tensor) and gradient.dtype == tf.float32
+    return tf.cast(gradient, tf.bfloat16) if wide else gradient
 
 
 def widened(gradient: Addend, dtype: tf.DType) -> Addend:
