@@ -254,7 +254,7 @@ def fingerprint(config: Config) -> str:
     >>> [fingerprint(one) == fingerprint(other) for other in (Config(workers=2, output_dir="there"), Config(workers=4))]
     [True, False]
     """
-    # As 0.1.0 had them: one host where none is named, one engine and one collective, and no hosts of a cluster.
+    # As 0.1.0 had them: no workers and one host where none are named, one engine and collective, no hosts of a cluster.
     hardware = replace(config.hardware, hosts=config.hardware.hosts or 1)
     values: dict[str, Any] = asked(replace(config, hardware=hardware), Part.POINT)
     for part, key, usual in (
@@ -265,7 +265,7 @@ def fingerprint(config: Config) -> str:
     ):
         if values[part][key] == usual:
             del values[part][key]
-    return digest({key: value for key, value in values.items() if (key, value) != ("backend", Config.backend)})
+    return digest({key: value for key, value in values.items() if value not in (None, Config.backend)})
 
 
 def ordered(points: int, repeats: int, how: Order) -> list[Key]:
