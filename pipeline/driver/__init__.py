@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from operator import setitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -109,23 +110,23 @@ class Offered:
 
     def __init__(self, makes: Mapping[str, Make], plan: Plan, folder: Path, say: Callable[[str], None]) -> None:
         self._say, self._views = say, dict[str, Any](makes)
-        self._each(lambda make: make(plan, folder))
+        self._each(lambda name, make: setitem(self._views, name, make(plan, folder)))
 
     def __enter__(self) -> "Offered":
-        self._each(lambda view: view.__enter__() or view)
+        self._each(lambda name, view: view.__enter__())
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._each(lambda view: view.__exit__(*exception))
+        self._each(lambda name, view: view.__exit__(*exception))
 
     def update(self, event: Event, now: float) -> None:
         """Takes the next event."""
-        self._each(lambda view: view.update(event, now) or view)
+        self._each(lambda name, view: view.update(event, now))
 
-    def _each(self, call: Callable[[Any], Any]) -> None:
+    def _each(self, call: Callable[[str, Any], object]) -> None:
         for name, view in [*self._views.items()]:
             try:
-                self._views[name] = call(view)
+                call(name, view)
             except Exception as error:
                 del self._views[name]
                 self._say(f"The view {name} failed with {type(error).__name__}: {error}. The run goes on without it.")
