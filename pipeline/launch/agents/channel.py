@@ -160,7 +160,8 @@ class Connection(asyncio.Protocol):
         self.transport = transport
         self._endpoint.connections.add(self)
         if self.channel is not None:
-            self._greet(self.channel)
+            with self._endpoint.lock:
+                self._greet(self.channel)
 
     def data_received(self, data: bytes) -> None:
         """Takes in the frames that are whole."""
