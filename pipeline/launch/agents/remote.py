@@ -337,11 +337,11 @@ class RemoteJob:
         plan = zlib.compress(self._plan.to_json().encode(), 1)
         for name in names:
             ranks = sorted(rank for rank in self._pending if self._where[rank] == name)
+            self._begun.add(name)
             # Of an earlier attempt.
             logs = [self._folder / f"{self._group}-{rank}.log" for rank in ranks]
             logged = {log.name: log.stat().st_size for log in logs if log.exists()}
             self._agents.send(name, messages.Start(self.number, self._group, plan, ranks, logged))
-        self._begun |= {*names}
         self._running |= self._pending
         self._pending.clear()
 
