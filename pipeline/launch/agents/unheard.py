@@ -101,8 +101,9 @@ def unheard(lines: Iterable[bytes]) -> bytes:
 
 
 def _lasting(checkpoints: str) -> Path:
-    elsewhere = Path.home() / ELSEWHERE / hashlib.sha256(checkpoints.encode()).hexdigest()[:16]
-    return elsewhere if "://" in checkpoints else Path(checkpoints)
+    if "://" not in checkpoints:
+        return Path(checkpoints)
+    return Path.home() / ELSEWHERE / hashlib.sha256(checkpoints.encode()).hexdigest()[:16]
 
 
 def _opened(path: Path) -> int:
