@@ -154,7 +154,8 @@ class EnvCluster(Cluster):
         while (absent := [name for name in others.values() if not agents.is_there(name)]) and time.monotonic() < until:
             agents.listen_to((), POLL_SECONDS)
         lines = {host: Line(partial(agents.ask, name)) for host, name in others.items() if name not in absent}
-        silent = dict.fromkeys(others.keys() - lines.keys(), "nobody answers: the same command is to be typed there")
+        why = "nobody answers: the same command is to be typed there"
+        silent = {host: why for host in others if host not in lines}
         addresses = {host: host for host in self._tasks.hosts}
         return Helpers({own.host: asking.here(self._environ), **lines}, addresses, silent, own.host)
 
