@@ -77,7 +77,7 @@ class Supervisor:
     def _first_attempt(self, reused: results.Baseline | None) -> resume.Handover:
         run, one = self.run, self._one_device
         return resume.Handover(
-            "", os.getcwd(), "", 0.0, 0, Measurements() if run.is_new else run.measured(self.plan, self._one_worker()),
+            "", "", "", 0.0, 0, Measurements() if run.is_new else run.measured(self.plan, self._one_worker()),
             None if run.is_new else "last", overrides=self.request.overrides,
             baseline=None if one is None else one.to_json(), known=reused,
             ask_size=known_size(self.plan, self._size_file) is None,
@@ -198,7 +198,7 @@ class Supervisor:
         at.config, at.plan = OmegaConf.to_yaml(OmegaConf.structured(self._config)), self._now.to_json()
         # Training goes on even if it cannot be written: then no driver can take over.
         with suppress(OSError):
-            at.began, at.offset = time.time(), (folder / EVENTS).stat().st_size
+            at.directory, at.began, at.offset = os.getcwd(), time.time(), (folder / EVENTS).stat().st_size
             write_json(folder / resume.FILE, at)
 
     def _remedy(self, failed: RunFailed) -> str | None:
