@@ -51,7 +51,7 @@ class Preemption:
     """A request for the machine, by a scheduler's signal or a person's Ctrl-C, to one run or to the `command`'s."""
 
     command: "Preemption | None" = None
-    # The signal, also once it was met; it and who got it in words, until then; one that ends runs in threads.
+    # The first signal, and until it was met who got it, in words; then the one that ends runs in threads.
     number: int | None = None
     signal: str | None = None
     ending: int | None = None

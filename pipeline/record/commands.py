@@ -39,7 +39,7 @@ class Drop(Command[events.Loaded], frozen=True):
 
 
 class Build(Command[events.Built], frozen=True):
-    """Make the model, on data of which each shard has so many examples; the chief of one that resumes is `Restored`."""
+    """Make the model, on data whose shards have so many examples; where it resumes, the chief emits `restored` too."""
 
     train_counts: list[int]
     validation_counts: list[int]

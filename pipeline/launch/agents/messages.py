@@ -130,7 +130,7 @@ class Lost(OfJob, frozen=True):
 
 
 class Response(Message, frozen=True):
-    """What the `Ask` of that number is answered, or an error in words."""
+    """The answer to the `Ask` of that number, or an error in words."""
 
     number: int
     answer: list[int] | str = ""
