@@ -140,7 +140,6 @@ def attach(folder: Path, session: Session, end: bool = False) -> Iterator["Super
     `end`: once they are caught up with, they save a checkpoint and leave. Inside, the working directory is that of the
     run's command, which folders and modules that were typed are relative to.
     """
-    from pipeline.driver.supervisor import Supervisor
 
     def live() -> None:
         if end:
@@ -150,6 +149,8 @@ def attach(folder: Path, session: Session, end: bool = False) -> Iterator["Super
     with contextlib.ExitStack() as stack:
         try:
             left = _left(run)
+            from pipeline.driver.supervisor import Supervisor
+
             if Path(left.directory).is_dir():
                 stack.enter_context(contextlib.chdir(left.directory))
             composed = OmegaConf.create(left.config)
