@@ -167,9 +167,10 @@ def _answer() -> None:
         if _as_one.value:
             return value
         if (whole := _whole.value) is not None and _name_of(reduce_op) == "SUM":
-            # 0 where it has no examples.
+            # 0 where it has no examples; rows, which are none of `tf.Tensor`, stay rows.
+            counts = whole.share > 0
             value = tf.nest.map_structure(
-                lambda leaf: tf.where(whole.share > 0, leaf, tf.zeros_like(leaf)) if tf.is_tensor(leaf) else leaf, value
+                lambda leaf: tf.where(counts, leaf, tf.zeros_like(leaf)) if isinstance(leaf, tf.Tensor) else leaf, value
             )
         return reduce(self, reduce_op, value, options)
 
