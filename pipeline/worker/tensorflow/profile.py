@@ -10,7 +10,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import keras
@@ -117,7 +116,11 @@ class _AsyncProfiler(Profiler):
     def train(self, steps: int) -> tuple[float, float]:
         if not self._is_fed:
             _, (batch,) = first_step(self._data)
-            again = partial(tf.data.Dataset.repeat, tf.data.Dataset.from_tensors(batch))
+
+            def again() -> tf.data.Dataset:
+                # Made where it is called: a data set, other than a batch, does not travel to a worker.
+                return tf.data.Dataset.from_tensors(batch).repeat()
+
             self._on_one.feed(Source(again, source.numbers(), lambda batches, *_: next(batches)), self._workers)
             self._is_fed = True
         began, examples, left = time.perf_counter(), 0.0, steps * self._workers
