@@ -289,7 +289,10 @@ def _apart(ours: np.ndarray, expected: np.ndarray, size: float | None = None) ->
     apart = _size(ours - expected)
     if not np.isfinite(apart):
         finite = np.isfinite(ours)
-        apart = _size((ours - expected)[finite]) if (finite == np.isfinite(expected)).all() else np.inf
+        # No share of a size, which may itself be no number: that would be NaN, which `max` drops.
+        if (finite != np.isfinite(expected)).any():
+            return np.inf
+        apart = _size((ours - expected)[finite])
     return apart / max(size, float(np.finfo(np.float32).tiny))
 
 
