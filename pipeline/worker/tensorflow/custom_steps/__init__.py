@@ -118,9 +118,8 @@ def replica_step(
     def step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         whole, fed = replicas.whole(batch, replicas.share(batch, examples)), replicas.fed(batch)
         with of_step(whole), steps.marked(xla):
-            return _Replica(whole, fed, replicas.gradient_bits).values_of(
-                call, given(fed, own.arrays), returned, moving
-            )
+            replica = _Replica(whole, fed, replicas.gradient_bits if training else 32)
+            return replica.values_of(call, given(fed, own.arrays), returned, moving)
 
     return step
 
