@@ -107,7 +107,7 @@ def replica_step(model: keras.Model, replicas: Replicas, training: bool, xla: se
                     values = losses.weighted(
                         model, x, y, y_pred, weights, share, training, whole if replicas.gather else None
                     )
-                    scaled = optimizer.scale_loss(values[0]) if training else values[0]
+                    scaled = optimizer.scale_loss(values[0]) if training else values
                 gradients = tape.gradient(scaled, variables) if training else []
             if training:
                 changes = normalization.changes(moving, before, share)
