@@ -67,6 +67,8 @@ def _compiled(model: keras.Model, batch: Batch) -> list[str]:
     compiled = losses.compiled_of(model)
     for loss in compiled:
         loss.rule = None
+    if not compiled or y is None:
+        return []
 
     def samples(piece: Batch, share: float) -> list[list[Any]]:
         of_all: list[list[Any]] = [[] for _ in compiled]
@@ -89,7 +91,7 @@ def _compiled(model: keras.Model, batch: Batch) -> list[str]:
         if all(len(output.shape) > 1 for output in keras.tree.flatten(predicted)):
             compiled = [loss for loss in compiled if not reduction.is_known(loss.loss)]
         for seed in SEEDS:
-            if y is not None and not all(loss.rule for loss in compiled):
+            if not all(loss.rule for loss in compiled):
                 pieces = on_pieces(samples, made_up((y, predicted, weights), seed))
                 for loss, *of_loss in zip(compiled, *pieces[:3], strict=True):
                     different = {loss.rule, *map(_reduction_of_samples, *of_loss)} - {None}
