@@ -47,9 +47,9 @@ class GlobalBatch:
         the shape.
         """
         leaf = tf.nest.flatten(batch)[0]
-        # None where batches differ in size; and examples of this replica that count, int32.
+        # None where batches differ in size.
         self._rows: int | None = leaf.shape[0]
-        self._here = tf.where(share > 0, tf.shape(leaf)[0], 0)
+        self._size = tf.shape(leaf)[0]
         self.share, self.collective, self.static, self._most = share, collective, static, most
         # True where this replica has examples; None where all always have.
         self.present = None if always_fed else share > 0
@@ -58,6 +58,11 @@ class GlobalBatch:
         self._sizes: tf.Tensor | None = None
         # By the identity of what it was made of, which is kept so that it stays one.
         self._known: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
+
+    @property
+    def _here(self) -> tf.Tensor:
+        # Examples of this replica that count, int32. Most steps need none, and are not to have an operation for it.
+        return tf.where(self.share > 0, self._size, 0)
 
     def of(self, values: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
         """Values of this replica's examples [here, ...] as those of all replicas' [global batch, ...], masks too."""
