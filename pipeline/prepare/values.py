@@ -97,8 +97,9 @@ def faults(arrays: Mapping[str, np.ndarray], classes: int | None) -> dict[int, s
                 bad, why = block > MOST, f"has a number in {name} that int64 does not hold"
             else:
                 break
-            for row in np.flatnonzero(bad.reshape(len(block), -1).any(axis=1)).tolist():
-                whys.setdefault(start + row, why)
+            if bad.any():
+                for row in np.flatnonzero(bad.reshape(len(block), -1).any(axis=1)).tolist():
+                    whys.setdefault(start + row, why)
     labels = labels_of(arrays)
     return whys if labels is None else wrong_labels(labels, classes) | whys
 
