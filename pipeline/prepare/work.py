@@ -187,10 +187,12 @@ def _source(job: ShardJob) -> Source:
         return _lay_out(job, records, lost, Description(num_classes=job.num_classes, class_names=job.class_names))
     parts = _parts(job)
     train = parts.get(TRAIN)
+    named = getattr(train, "class_names", None)
     outline = Description(
         pieces=_pieces(job, parts),
         num_classes=job.num_classes or getattr(train, "num_classes", None),
-        class_names=getattr(train, "class_names", None),
+        # A list in Keras's data sets of folders; a job with these names is hashed.
+        class_names=None if named is None else tuple(named),
         flaws=tuple(flaw for part in parts.values() for flaw in getattr(part, "flaws", ())),
         notes=tuple(getattr(train, "notes", ())),
     )

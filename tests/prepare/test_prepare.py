@@ -190,6 +190,7 @@ def test_streams_are_gathered_once_and_shuffled_over_all_shards_of_their_split(t
     assert all(len(each.classes) == 3 for each in made.manifest.splits["train"])
     made = prepared(tmp_path / "e", f"{OWN_SOURCE}two_streams")
     assert (made.manifest.examples("train"), made.manifest.examples("validation")) == (60, 12)
+    assert made.manifest.class_names == ("a", "b", "c")
     broken = prepared(tmp_path / "f", f"{OWN_SOURCE}stream", "+data.build.broken=[1,7]", "data.on_error=skip").manifest
     assert (broken.examples("train"), broken.source["skipped"]) == (298, 2)
 
