@@ -345,9 +345,10 @@ def numpy(
         return parts[0], parts[1]
     missing = sorted(set(range(len(names))) - set(parts[0][1].tolist()))
     flaws = tuple(f"no training examples of class {names[number]}" for number in missing)
-    spec = tuple(Leaf(array.shape[1:], array.dtype.name) for array in parts[0])
-    examples = Examples(parts[0], spec, num_classes=len(names), class_names=names, look=look_at_rows, flaws=flaws)
-    return examples, dataclasses.replace(examples, raw=parts[1], flaws=())
+    # As they were saved, x of one part may be wider than that of the other.
+    specs = [tuple(Leaf(array.shape[1:], array.dtype.name) for array in part) for part in parts]
+    train = Examples(parts[0], specs[0], num_classes=len(names), class_names=names, look=look_at_rows, flaws=flaws)
+    return train, dataclasses.replace(train, raw=parts[1], spec=specs[1], flaws=())
 
 
 def _inputs(where: Path, parts: list[Array], keep_dtype: bool) -> list[Array]:

@@ -93,6 +93,8 @@ def test_text_labels_of_arrays_are_classes_in_their_order(tmp_path: Path, kind: 
     train, held = numpy(save(tmp_path / "b.npz", parts))
     assert train.flaws == ("no training examples of class dog",)
     assert [each.why for each in broken(train)] == ["has NaN or infinity"]
+    narrow = numpy(save(tmp_path / "c.npz", parts | {"x_val": np.arange(20, dtype="float16")}), keep_dtype=True)
+    assert [part.spec[0].dtype for part in narrow] == ["float64", "float16"]
 
 
 BAD_ARRAYS: list[tuple[dict[str, Array], str]] = [
