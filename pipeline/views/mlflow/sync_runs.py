@@ -66,9 +66,9 @@ def sync(folders: Sequence[Path], output_dir: Path, uri: str | None, say: Callab
 def _run_folders(root: Path) -> Iterator[Path]:
     """Yields the folders of runs at and below `root`, but not the copies of their logs among MLflow's artifacts."""
     for folder in [root] if (root / LOG).exists() else sorted(path.parent for path in root.rglob(LOG)):
-        first = next((event for event, _ in log.read(folder / LOG)), None)
-        is_home = isinstance(first, Run) and Path(first.folder or "").name == folder.name
-        if folder == root or is_home or (folder / TRACKING).exists():
+        is_run = folder == root or (folder / TRACKING).exists()
+        first = None if is_run else next((event for event, _ in log.read(folder / LOG)), None)
+        if is_run or (isinstance(first, Run) and Path(first.folder or "").name == folder.name):
             yield folder
 
 
