@@ -63,7 +63,8 @@ def resnet20(
 ) -> keras.Model:
     """An uncompiled net: float32 [batch, height, width, channel] to probabilities [batch, num_classes].
 
-    It has three stages of `blocks_per_stage` blocks (section 4.2 of the paper)."""
+    It has three stages of `blocks_per_stage` blocks (section 4.2 of the paper).
+    """
     _expect_images(input_shape, "resnet20")
     expected = "at least one block per stage for model=resnet20"
     refuse((blocks_per_stage < 1, expected, blocks_per_stage, "model.build.blocks_per_stage=3"))

@@ -170,9 +170,9 @@ def facts(sweep: ReportedSweep) -> dict[str, str]:
 
 def typed_commands(sweep: ReportedSweep) -> list[str]:
     """Returns the commands that run all of a sweep again, the first of many."""
-    overrides = [point.overrides for point in sweep.points if point.overrides]
-    first, more = (typed := [*map(clean, _commands(overrides, sweep))])[:MOST_COMMANDS], len(typed) - MOST_COMMANDS
-    return [*first, *[f"# and {more} more, by the overrides below"] * (more > 0)]
+    typed = [*map(clean, _commands([point.overrides for point in sweep.points if point.overrides], sweep))]
+    more = len(typed) - MOST_COMMANDS
+    return [*typed[:MOST_COMMANDS], *[f"# and {more} more, by the overrides below"] * (more > 0)]
 
 
 def _commands(points: Sequence[Sequence[str]], sweep: ReportedSweep) -> list[str]:
