@@ -44,7 +44,7 @@ def whole_run(folder: Path) -> tuple[Writer, list[tracked_runs.Value]]:
     for name in ("plan.json", "point-0.log", "hydra/config.yaml", "model.keras", "result.json"):
         (folder / name).write_text("{}")
     built = {"parameters": 1234, "input_shape": [8, 8, 1], "num_classes": 10, "train_examples": 100}
-    metrics, val_metrics = {"accuracy": 0.5, "top@5 (50%)": 1}, {"accuracy": 0.75}
+    metrics, val_metrics = {"accuracy": 0.5, "../top@5 (50%)": 1}, {"accuracy": 0.75}
     writer.write(
         {"time": BEGAN + 1, "event": "joined", **at, "devices": ["CPU:0"]},
         {"time": BEGAN + 2, "event": "built", **at, **built, "validation_examples": 20, "data_digest": "ab12"},
@@ -77,7 +77,7 @@ def whole_run(folder: Path) -> tuple[Writer, list[tracked_runs.Value]]:
         ("examples_per_second", 320.0, 3, 0), ("examples_per_second", 320.0, 18, 1),
         ("one_device/examples_per_second", 64.0, 4, 0), ("one_device/examples_per_second", 64.0, 18, 1),
         ("train/loss", 4.0, 5, 1), ("train/loss", 3.0, 6, 2), ("train/loss", 1.0, 8, 4),
-        ("train/accuracy", 0.5, 8, 4), ("train/top_5 _50__", 1.0, 8, 4), ("train/learning_rate", 0.1, 8, 4),
+        ("train/accuracy", 0.5, 8, 4), ("train/_/top_5 _50__", 1.0, 8, 4), ("train/learning_rate", 0.1, 8, 4),
         ("train/examples_per_second", 32.0, 8, 4), ("train/epoch", 1.0, 9, 4), ("train/epoch_loss", 2.5, 9, 4),
         ("val/loss", 2.0, 9, 4), ("val/accuracy", 0.75, 9, 4),
         ("system/host_0/cpu_percent", 50.0, 10, 0), ("system/host_0/cpu_percent", 60.0, 15, 1),
