@@ -118,7 +118,7 @@ def refusal(ran: Ran) -> str:
         (["train.metrics=accuracy,auc"], "'train.metrics=[accuracy,auc]', or -m train.metrics=accuracy,auc"),
         (["train.optimizer=Adam(0.1)"], "'train.optimizer={_target_: keras.optimizers.Adam}'"),
         (["-m", "sweep.name='a b/c'", "workers=1,2"], "sweep.name=a_b_c"),
-        (["strategy.name='a b/c'"], "strategy.name=a_b_c"),
+        (["strategy.name=.."], "received ... Try strategy.name=mine."),
         (["model.build={_target_: own.tiny, new: 1}"], "Try '+model.build={_target_: own.tiny, new: 1}'."),
         # What is misspelt.
         (["epochs=3"], "Try train.epochs=3."),
