@@ -94,6 +94,9 @@ class GlobalBatch:
     def _gathered(self, value: tf.Tensor) -> tf.Tensor:
         if value.dtype.is_floating:
             return self._placed(value)
+        if value.dtype.is_complex:
+            parts = self._placed(tf.stack([tf.math.real(value), tf.math.imag(value)], axis=-1))
+            return tf.complex(parts[..., 0], parts[..., 1])
         # float64 is a type that everything adds; it is exact up to 2^53, so that 64 bits travel in two halves.
         halves = tf.bitcast(value, tf.int32) if value.dtype.size == 8 else value
         whole = tf.cast(self._placed(tf.cast(halves, tf.float64)), halves.dtype)
