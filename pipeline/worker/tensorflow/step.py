@@ -84,18 +84,18 @@ class Replicas:
 
 def replica_step(model: keras.Model, replicas: Replicas, training: bool, xla: set[str] | None = None) -> ReplicaStep:
     """One step of one replica, which trains the model, or evaluates it, and updates its metrics."""
-    call, collective, optimizer = caller(model), replicas.collective, model.optimizer
+    call, collective = caller(model), replicas.collective
     together = {id(variable) for metric in metrics.on_global_batch(model) for variable in metric.variables}
     counted = [variable for variable in model.metrics_variables if id(variable) not in together]
     # The others are shared by replicas, and cannot be put back.
     apart = [variable for variable in counted if hasattr(variable.value, "values")]
     moving = normalization.apart(model) if training and collective.replicas > 1 else []
     if training:
-        all_reduce_once(optimizer)
+        all_reduce_once(model.optimizer)
 
     def step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
-        # A callback may have changed what is trained, before the step is traced.
-        share, variables = replicas.share(batch, examples), model.trainable_variables
+        # A callback may have changed what is trained, and by what, before the step is traced.
+        share, variables, optimizer = replicas.share(batch, examples), model.trainable_variables, model.optimizer
         x, y, weights = keras.utils.unpack_x_y_sample_weight(replicas.fed(batch))
         whole = replicas.whole(batch, share)
         begun = [] if whole.present is None else [tf.convert_to_tensor(variable.value) for variable in apart]
