@@ -109,8 +109,8 @@ class Rules:
 
 
 class _Tracing(threading.local):
-    # The losses of each output; None where no step is traced.
     share: tf.Tensor
+    # The losses of each output; None where no step is traced.
     values: list[tf.Tensor] | None = None
     training = True
     # Losses are left as they are, because they are summed; they are tried without other replicas.
