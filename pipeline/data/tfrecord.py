@@ -195,11 +195,10 @@ def _why(contents: Manifest, data: bytes, resize: bool) -> str | None:
             if why := pictures.fault(values[0], None if resize else _size(feature)):
                 return f"has an image {name} that {why}"
             continue
-        array, kind = np.asarray(values), np.dtype(feature.dtype)
-        if feature.stored == "bytes":
-            if len(values[0]) != (expected := size * kind.itemsize):
-                return f"has {len(values[0])} bytes of {name}, {expected} of shape {feature.shape} were expected"
-            array = np.frombuffer(values[0], kind)
+        in_bytes, kind = feature.stored == "bytes", np.dtype(feature.dtype)
+        if in_bytes and len(values[0]) != (expected := size * kind.itemsize):
+            return f"has {len(values[0])} bytes of {name}, {expected} of shape {feature.shape} were expected"
+        array = np.frombuffer(values[0], kind) if in_bytes else np.asarray(values)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return f"has NaN or infinity in {name}"
         classes = contents.num_classes
