@@ -69,19 +69,19 @@ def read_table(
 
 
 def mnist(*, train_examples: int | None = None) -> tuple[Part, Part]:
-    """60,000 digits, or the first `train_examples`, and 10,000: float32 [examples, 28, 28, 1], and int32 of 0 to 9."""
+    """60,000 digits that train, or the first `train_examples`, and 10,000 that validate, in the form of `mnist5k`."""
     return _of_keras("mnist", {"mnist.npz": f"{_GOOGLE}mnist.npz"}, train_examples)
 
 
 def fashion_mnist(*, train_examples: int | None = None) -> tuple[Part, Part]:
-    """60,000 pictures of clothes, or the first `train_examples`, and 10,000, in the form of `mnist`."""
+    """60,000 pictures of clothes that train, or the first `train_examples`, and 10,000 that validate, as of `mnist`."""
     parts = ("train-labels-idx1", "train-images-idx3", "t10k-labels-idx1", "t10k-images-idx3")
     sources = {f"fashion-mnist/{part}-ubyte.gz": f"{_GOOGLE}{part}-ubyte.gz" for part in parts}
     return _of_keras("fashion_mnist", sources, train_examples)
 
 
 def cifar10(*, train_examples: int | None = None) -> tuple[Part, Part]:
-    """50,000 photographs, or the first `train_examples`, and 10,000: float32 [examples, 32, 32, 3], and int32."""
+    """50,000 photographs that train, or the first `train_examples`, and 10,000 that validate, each 32x32 in colour."""
     # Keras unpacks this archive at every load; the folder that it unpacked before is not enough.
     sources = {"cifar-10-batches-py-target_archive": f"{_TORONTO}cifar-10-python.tar.gz"}
     return _of_keras("cifar10", sources, train_examples)
