@@ -106,8 +106,9 @@ class Checkpointer:
         rate_scale: float = 1.0,
         share: float | None = None,
     ) -> None:
-        """Those of a training that begins with `state`, ends when `leave` says so, and of which each tells `about`.
+        """The checkpoints of a training that begins with `state` and ends when `leave` says so; each tells `about`.
 
+        A loss `divergence_factor` times the first has exploded; `rate_scale` multiplies the learning rate.
         Checkpoints after each epoch may take a `share` of the time since the last one.
         """
         assert checkpoints.folder is not None, "the driver names the folder"
