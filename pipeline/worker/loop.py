@@ -103,7 +103,9 @@ class WeightComparison:
 
     def compare(self, step: int) -> None:
         """Raises `TrainingError`, on all processes, where a replica has other weights than the first."""
-        of_all, self._last = [] if self._every is None else self._gather(self._digests()), step
+        if self._every is None:
+            return
+        of_all, self._last = self._gather(self._digests()), step
         for rank, digests in enumerate(of_all):
             differ = any(digest != of_all[0][0] for digest in digests)
             expected = f"the same weights on all replicas after step {step}"
@@ -127,7 +129,7 @@ class TrainingLoop(abc.ABC):
     """
 
     model: keras.Model
-    # The first process; no other process.
+    # True in the first process, and in the only one.
     chief: bool
     alone: bool
     # How the training data are laid out over steps, as far as that is known beforehand.

@@ -134,9 +134,10 @@ def num_classes(part: object) -> int | None:
     """Returns the number of classes that a part knows of or integer labels name; None where labels do not tell."""
     if isinstance(part, Examples):
         return part.num_classes
+    if not _is_arrays(part) or not are_labels(part[1]) or not len(part[1]):
+        return None
+    highest = int(np.asarray(part[1]).max())
     # Quantities, which no output could be of, are higher.
-    labels = part[1] if _is_arrays(part) and are_labels(part[1]) and len(part[1]) else None
-    highest = np.iinfo(np.int32).max if labels is None else int(np.asarray(labels).max())
     return highest + 1 if highest < np.iinfo(np.int32).max else None
 
 
