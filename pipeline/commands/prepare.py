@@ -47,10 +47,11 @@ def prepare(arguments: Sequence[str]) -> int:
     if typed.help:
         print(help_text(), end="")
         return 0
-    search, console = (os.getcwd(), *sys.path), show.console_on(sys.stdout)
+    search = (os.getcwd(), *sys.path)
     try:
         config = config_of(PrepareConfig, overrides, typed.config_dir)
         check(config, search)
+        console = show.console_on(sys.stdout)
         processes = config.processes or len(this_machine.usable_cores())
         start = partial(cluster.workers, processes, config.scheduler, Path(config.out or ""))
         with signals.interrupt(), closing(PrepareProgress(console)) as progress:

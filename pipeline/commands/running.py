@@ -295,20 +295,20 @@ def _done(points: Requests, session: Session) -> list[RunResult]:
 
 def tell(point: RunResult, many: bool) -> None:
     """Shows what became of a point: of `many`, or of the only one."""
-    ending, console = point.result.ending, console_on(sys.stdout)
+    ending = point.result.ending
     if ending.status == "REFUSED":
         say_error((f"Point {point.number} refused: " if many else "") + str(ending.error))
     elif point.foreseen is not None:
         from pipeline.views.terminal.result import predicted_lines
 
-        say(console, "", *predicted_lines(point.result, point.foreseen))
+        say(console_on(sys.stdout), "", *predicted_lines(point.result, point.foreseen))
     elif ending.error and ending.status != "PLANNED":
-        say(console, *_of_log(ending.log, ending.error))
+        say(console_on(sys.stdout), *_of_log(ending.log, ending.error))
         say_error(f"{ending.error} See {point.folder}.")
     elif not many and ending.status != "PLANNED":
         from pipeline.views.terminal.result import result_table
 
-        console.print(result_table(point))
+        console_on(sys.stdout).print(result_table(point))
 
 
 def _tell_id(point: RunResult) -> None:
