@@ -24,7 +24,6 @@ from threading import Thread
 from typing import Any
 
 import msgspec
-import psutil
 
 from pipeline.doctor import judge
 from pipeline.doctor.facts import Accelerator, Expected, Finding, Gpus
@@ -70,7 +69,9 @@ def _all(host: str, expected: Expected, environ: Mapping[str, str]) -> Iterator[
         yield judge.gpus(host, seen, backend, expected)
     usable = len(this_machine.usable_cores())
     yield judge.cores(host, usable, os.cpu_count() or usable, expected)
-    yield judge.memory(host, *memory())
+    # Without psutil a host lacks a package, which is a finding of its own.
+    with suppress(ImportError, OSError):
+        yield judge.memory(host, *memory())
     with suppress(OSError):
         room = os.statvfs("/dev/shm")
         yield judge.shm(host, room.f_bavail * room.f_frsize, visible)
@@ -108,6 +109,8 @@ def gpus(environ: Mapping[str, str], accelerator: Accelerator | None, pci: Path 
 
 def memory(group: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
     """(Bytes of memory, those that are left), those of the control group if it has fewer."""
+    import psutil
+
     machine, limit = psutil.virtual_memory(), _number(group / "memory.max")
     if limit is None or limit >= machine.total:
         return machine.total, machine.available
