@@ -151,7 +151,7 @@ def _page(topic: str, book: Book, width: int) -> Iterator[str]:
         for group, inside in groups.items():
             yield from _group(group, inside, book, width)
             yield ""
-    elif topic in book.choices or topic in groups:
+    elif topic in book.choices or (topic and topic in groups):
         yield from _group(topic, groups.get(topic, []), book, width)
     elif matching := [
         key for key in book.defaults if topic in (key, key.rpartition(".")[2]) or key.startswith(f"{topic}.")
