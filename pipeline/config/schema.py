@@ -205,7 +205,7 @@ class ClusterConfig:
     host: str = "127.0.0.1"
     base_port: int | None = number(usual=23_456)
     start_method: StartMethod = StartMethod.forkserver
-    # Of cluster=hosts: which machines, and are they to be given the code?
+    # The machines of cluster=hosts, and whether they are given the code.
     hosts: list[str] = field(default_factory=list)
     copy: bool = False
     options: Object = field(default_factory=dict)

@@ -67,7 +67,7 @@ class Variable(Struct, frozen=True, array_like=True):
 class Layer(Struct, frozen=True, array_like=True):
     """A layer that is placed as a whole: bytes of variables, gradients and slots, multiplications of one example.
 
-    `begins`: may a part of the model begin with it? A cut between a kernel and the normalization or activation of what
+    `begins`: a part of the model may begin with it. A cut between a kernel and the normalization or activation of what
     it gives would keep TensorFlow from fusing them. `variables` are their paths.
     """
 
