@@ -56,6 +56,8 @@ def run_all(composed: Iterator[Composed], options: Sequence[str]) -> int:
                 return served
             _run(points, session)
             ended_by = _conclude(points, session)
+        except OSError as error:
+            return refused(error)
         finally:
             points.release()
         if ended_by is not None:
@@ -93,7 +95,7 @@ def _ended(session: Session, run: Callable[[], int], interrupted: Callable[[], t
             words, preempted = interrupted()
             say_error(f"Ended by {by}. {words}")
             code = preempted if by.number in PREEMPTING else code
-    except Exception as error:
+    except UserError as error:
         code = refused(error)
     finally:
         session.close(code)
