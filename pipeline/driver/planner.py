@@ -104,7 +104,7 @@ def _trains_here(config: Config) -> bool:
 
 
 def _training_examples(config: Config, session: Session, plan: Plan) -> int | None:
-    """How many examples train, where that is known without the processes, and little data are not clearly enough."""
+    """The number of examples that train; None if only processes know it, or little data are clearly enough."""
     build, least = config.data.build, plan.training.global_batch
     examples = build.get("train_examples") if build[targets.KEY] == SYNTHETIC else session.examples.get(repr(build))
     if "path" not in build or not _trains_here(config) or examples is not None:

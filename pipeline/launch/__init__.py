@@ -288,7 +288,7 @@ Try cluster.options.hosts=2.
 
 
 def _words(hint: Any) -> tuple[str, str]:
-    """What a value of a type is, in words, and an example where the type has one.
+    """The words for a value of a type, and an example where the type has one.
 
     >>> _words(float | None), _words(list[str]), _words(Annotated[int, option("1 or more", "2", ge=1)] | None)
     (('a number or null', ''), ('a list', ''), ('1 or more', '2'))

@@ -189,7 +189,7 @@ class Agent:
                 self._send(messages.Stopped(message.job))
 
     def _pass_on(self, job: _Job) -> bool:
-        """Sends on a piece of what is new of a job's events and files; is more left for a driver that is there?"""
+        """Sends on a piece of a job's new events and files; true if more is left for a driver that is there."""
         self._take_in(job)
         reached = self._channel.away <= AWAY_SECONDS
         more = reached and job.lines.more

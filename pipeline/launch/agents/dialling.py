@@ -57,7 +57,7 @@ class DiallingCluster(Cluster, ABC):
 
     @property
     def token(self) -> bytes:
-        """What agents prove by that they are this command's."""
+        """The secret by which agents prove that they are this command's."""
         return self.agents.endpoint.token
 
     @abstractmethod

@@ -54,7 +54,7 @@ class JobState:
 
     @property
     def over(self) -> bool:
-        """Will it never run again?"""
+        """True once it will never run again."""
         return self.name in OVER
 
 
