@@ -71,9 +71,8 @@ def tpu(devices: tuple[str, ...], address: str | None = None) -> tf.distribute.S
             f"Try hardware.devices_per_host={available}."
         )
     # Fewer replicas than devices take an assignment of their own: without one, TensorFlow makes one for each device.
-    chosen = tf.tpu.experimental.DeviceAssignment.build(topology, num_replicas=len(devices))
-    assignment = chosen if available > len(devices) else None
-    return tf.distribute.TPUStrategy(resolver, experimental_device_assignment=assignment)
+    assignment = tf.tpu.experimental.DeviceAssignment.build(topology, num_replicas=len(devices))
+    return tf.distribute.TPUStrategy(resolver, assignment if available > len(devices) else None)
 
 
 def central_storage(devices: tuple[str, ...]) -> tf.distribute.Strategy:

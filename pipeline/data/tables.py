@@ -347,8 +347,8 @@ def numpy(
     flaws = tuple(f"no training examples of class {names[number]}" for number in missing)
     # As they were saved, x of one part may be wider than that of the other.
     specs = [tuple(Leaf(array.shape[1:], array.dtype.name) for array in part) for part in parts]
-    train = Examples(parts[0], specs[0], num_classes=len(names), class_names=names, look=look_at_rows, flaws=flaws)
-    return train, dataclasses.replace(train, raw=parts[1], spec=specs[1], flaws=())
+    part = Examples(parts[0], specs[0], num_classes=len(names), class_names=names, look=look_at_rows, flaws=flaws)
+    return part, dataclasses.replace(part, raw=parts[1], spec=specs[1], flaws=())
 
 
 def _inputs(where: Path, parts: list[Array], keep_dtype: bool) -> list[Array]:
