@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pipeline.doctor.facts import Expected, LinkFacts
+from pipeline.doctor.judge import Expected, LinkFacts
 from pipeline.doctor.look import look
 
 # Bytes of the vectors: a layer's bias, a small layer, and what tells the link's speed from its latency.
@@ -41,32 +41,30 @@ CONNECT_SECONDS, MESSAGE_SECONDS, ANSWER_SECONDS = 5.0, 30.0, 60.0
 HEADER = 8
 
 
-def respond(request: dict[str, Any]) -> Any:
-    """The response to one request. Raises `OSError`, and what a wrong request does."""
+def _respond(request: dict[str, Any]) -> Any:
     match request["do"]:
         case "look":
-            expected = msgspec.convert(request["expected"], Expected)
-            return msgspec.to_builtins(look(request["host"], expected, os.environ))
+            return look(request["host"], msgspec.convert(request["expected"], Expected), os.environ)
         case "clock":
             return time.time()
         case "answer":
             return listen(request["host"], bytes.fromhex(request["token"]))
         case "measure":
-            return msgspec.to_builtins(measure(request["host"], request["port"], bytes.fromhex(request["token"])))
+            return measure(request["host"], request["port"], bytes.fromhex(request["token"]))
     raise ValueError(f"Expected a request that is known, received {request['do']!r:.80}.")
 
 
 def main() -> None:
     """Responds until there are no more requests."""
     # What libraries print is no response.
-    responses = os.fdopen(os.dup(1), "w")
+    responses = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     for line in sys.stdin:
         try:
-            response = {"told": respond(json.loads(line))}
+            response = {"told": _respond(json.loads(line))}
         except (OSError, ValueError, KeyError, TypeError) as error:
             response = {"failed": (error.strerror if isinstance(error, OSError) else None) or str(error)}
-        responses.write(json.dumps(response) + "\n")
+        responses.write(msgspec.json.encode(response) + b"\n")
         responses.flush()
 
 

@@ -1,13 +1,19 @@
 """Turns what is found on a host, and between hosts, into findings, by arithmetic alone: a function a check."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from pipeline.doctor.facts import BACKENDS, Accelerator, Expected, Finding, Gpus, LinkFacts, Severity
-
-FINE, WARNING, FAULT = Severity.FINE, Severity.WARNING, Severity.FAULT
+# In the order in which they are shown. Those of HOST are looked at on each host by itself.
+HOST = (
+    "python", "packages", "backend", "gpus", "cores", "memory", "shm", "files", "threads", "disk", "ports", "names",
+    "proxy",
+)  # fmt: skip
+CHECKS = (*HOST, "clocks", "link", "store", "plan")
+INSTALL = "python -m pip install 'distributed-keras-pipeline{}'"
 GIB, MIB = 1 << 30, 1 << 20
 # Its import takes a few seconds from a disk of the host's own.
 SLOW_IMPORT_SECONDS = 60.0
@@ -19,9 +25,6 @@ SHM_OF_GPUS, SHM = GIB, 32 * MIB
 OPEN_FILES, FEWEST_OPEN_FILES, ENOUGH_OPEN_FILES = 1024, 256, 4096
 # TensorFlow has a few threads for each core, and gRPC for each connection.
 THREADS = 1024
-ROOM, LEAST_ROOM, LEAST_FILES = GIB, 64 * MIB, 1000
-# A checkpoint of a model of ten million parameters, with its optimizer's state, is 120 MB.
-WRITE_MBPS = 50.0
 SLOW_NAME_SECONDS = 1.0
 # Events of processes and lines of logs are put in order by their times; certificates hold from a time on.
 CLOCKS_SECONDS, CLOCKS_FAULT_SECONDS = 1.0, 60.0
@@ -36,11 +39,128 @@ DRIVERS = {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}
 UNITS = (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10))
 
 
+@dataclass(frozen=True)
+class Backend:
+    """`alike` are the packages that all hosts have in the same version, `spared` the requirements it does without."""
+
+    name: str
+    alike: tuple[str, ...]
+    install: str
+    install_gpu: str
+    extra: str = ""
+    spared: tuple[str, ...] = ()
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "tensorflow": Backend(
+        "TensorFlow", ("tensorflow", "keras", "numpy"), INSTALL.format(""), INSTALL.format("[gpu]"),
+    ),
+    "jax": Backend(
+        "JAX", ("jax", "jaxlib", "keras", "numpy"), INSTALL.format("[jax]"),
+        "python -m pip install 'jax[cuda12]'", "jax", ("tensorflow",),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The demands on a host: `checks` to look at, version specifiers of `python` and `packages`, GPUs and cores.
+
+    `driver` is the host that drives, with these `versions` of packages. `on_cpu`: GPUs are not to be used. `others` are
+    the names of the cluster's hosts, `names` those to find addresses of. `addresses`, HOST:PORT, must be free.
+    """
+
+    checks: tuple[str, ...] = HOST
+    python: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    python_version: str | None = None
+    driver: str = ""
+    backend: str = "tensorflow"
+    gpus: int = 0
+    cores: int = 1
+    on_cpu: bool = False
+    others: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """The devices that the backend sees on this host, and the versions of CUDA that it was built for, if for any."""
+
+    seconds: float = 0.0
+    version: str | None = None
+    gpus: tuple[str, ...] = ()
+    cuda: str | None = None
+    cudnn: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """NVIDIA's GPUs: on the bus, by the driver's own tool, and those that CUDA_VISIBLE_DEVICES leaves.
+
+    Only if the backend sees too few are there the `driver`, its version of CUDA as 12.4, or else `driver_error`, and
+    libraries that are `missing`, each with why.
+    """
+
+    on_bus: int = 0
+    installed: tuple[str, ...] = ()
+    visible: tuple[str, ...] = ()
+    setting: str | None = None
+    driver: str | None = None
+    driver_error: str | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LinkFacts:
+    """The link between two hosts: seconds there and back, and (bytes each way, seconds of the fastest exchange)."""
+
+    round_trip: float = 0.0
+    exchanges: tuple[tuple[int, float], ...] = ()
+    error: str | None = None
+
+    @property
+    def gbps(self) -> float:
+        """Gbit/s in each direction at once, of the largest size; 0 if nothing was measured."""
+        size, seconds = max(self.exchanges, default=(0, 1.0))
+        return size * 8e-9 / seconds
+
+
+class Severity(IntEnum):
+    """The severity of a finding; the worst one is the exit code of the command. 2 is a refused command."""
+
+    FINE = 0
+    # A training works, and is slower than it need be, or close to a limit.
+    WARNING = 1
+    # A training fails, or something of it that was asked for does.
+    FAULT = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing on a host, or between two of them: what was found, what was expected, and what to type, if anything."""
+
+    check: str
+    host: str
+    severity: Severity
+    found: str
+    expected: str
+    remedy: str = ""
+    figures: Mapping[str, int | float] = field(default_factory=dict)
+
+
+FINE, WARNING, FAULT = Severity
+
+
 def python(host: str, version: str, expected: Expected) -> Finding:
     """The version of Python."""
     minor, same = (number.rpartition(".")[0] for number in (version, expected.python_version or version))
     required, remedy = expected.python or same, ""
-    if expected.python and not _fits(version, expected.python):
+    if not _fits(version, expected.python):
         remedy = "python3.11 -m venv .venv, and installing into that"
     elif minor != same:
         required, remedy = f"{same}, as {expected.driver} has", f"an environment of Python {same} on {host}"
@@ -49,13 +169,10 @@ def python(host: str, version: str, expected: Expected) -> Finding:
 
 def packages(host: str, versions: Mapping[str, str | None], expected: Expected) -> Finding:
     """The versions of packages, by name; None for one that is missing."""
-    wrong, unlike, alike = [], [], BACKENDS[expected.backend].alike
-    for name, required in expected.packages.items():
-        version, on_driver = versions.get(name), expected.versions.get(name)
-        if version is None or (required and not _fits(version, required)):
-            wrong.append(name)
-        elif on_driver is not None and version != on_driver:
-            unlike.append(name)
+    alike, on_driver = BACKENDS[expected.backend].alike, expected.versions
+    wrong = [name for name, required in expected.packages.items() if not _fits(versions.get(name), required)]
+    right = [name for name in expected.packages if name not in wrong]
+    unlike = [name for name in right if on_driver.get(name) not in (None, versions[name])]
     # Those that are missing come first.
     faulty = [*sorted(wrong, key=lambda name: versions.get(name) is not None), *unlike]
     if not faulty:
@@ -63,7 +180,7 @@ def packages(host: str, versions: Mapping[str, str | None], expected: Expected) 
         others = len(expected.packages) - len([name for name in alike if name in expected.packages])
         return Finding("packages", host, FINE, f"{named}{f' and {others} others' * bool(others)}", "what is required")
     problems = ", ".join(f"{name} {versions.get(name) or 'missing'}" for name in faulty)
-    needed = {name: f"=={expected.versions[name]}" if name in unlike else expected.packages[name] for name in faulty}
+    needed = {name: f"=={on_driver[name]}" if name in unlike else expected.packages[name] for name in faulty}
     whose = f", as {expected.driver} has" if unlike else ""
     text = ", ".join(f"{name} {version or 'any'}" for name, version in needed.items()) + whose
     remedy = "python -m pip install " + " ".join(f"'{name}{version}'" for name, version in needed.items())
@@ -188,40 +305,6 @@ def open_files(host: str, soft: int, hard: int) -> Finding:
     return Finding("files", host, severity, text, f"{OPEN_FILES:,}", remedy, {"soft": soft, "hard": hard})
 
 
-def disk(
-    host: str, folder: str, left: int, files_left: int | None, write_mbps: float | None, error: str | None = None
-) -> Finding:
-    """A folder that is written to: bytes and files that still fit, and how fast it took some, or why it did not."""
-    text = f"{folder}: {size(left)} free{f', {write_mbps:,.0f} MB/s written' if write_mbps else ''}"
-    required = f"{size(ROOM)} free, {WRITE_MBPS:g} MB/s"
-    severity, remedy = WARNING, f"making space (du -xh {folder} | sort -h | tail), or output_dir=ANOTHER"
-    if error:
-        severity, text = FAULT, f"{text}, {error}"
-    elif left < ROOM:
-        severity = FAULT if left < LEAST_ROOM else WARNING
-    elif files_left is not None and files_left < LEAST_FILES:
-        text, required = f"{text}, {files_left} more files", f"{LEAST_FILES:,} more files"
-    elif write_mbps is not None and write_mbps < WRITE_MBPS:
-        remedy = "a local disk: output_dir=ANOTHER, or fewer checkpoints: checkpoint.every_minutes=60"
-    else:
-        severity, remedy = FINE, ""
-    figures = {"free_bytes": float(left)} | ({"write_mbps": write_mbps} if write_mbps else {})
-    return Finding("disk", host, severity, text, required, remedy, figures)
-
-
-def port(host: str, address: str, error: str | None = None, holder: str | None = None) -> Finding:
-    """An address that must be free: why it is not, and who has it, as far as that can be told."""
-    at, _, number = address.rpartition(":")
-    required = f"a free port at {at}" if number == "0" else f"{address} free"
-    if error is None:
-        return Finding("ports", host, FINE, required, required)
-    listens = f", {holder} listens there" if holder else ""
-    remedy = "cluster.base_port=null for free ports, or ending what listens there"
-    if number == "0":
-        remedy = "cluster.host=127.0.0.1, or an address of this host (ip -brief address)"
-    return Finding("ports", host, FAULT, f"{address}: {error}{listens}", required, remedy)
-
-
 def name(
     host: str, named: str, addresses: Sequence[str], expected: Expected, seconds: float = 0.0, error: str | None = None
 ) -> Finding:
@@ -293,8 +376,10 @@ def size(count: int) -> str:
     return f"{scaled:.{1 if scaled < 10 and scaled % 1 >= 0.05 else 0}f} {unit}"
 
 
-def _fits(version: str, required: str) -> bool:
+def _fits(version: str | None, required: str) -> bool:
     try:
-        return SpecifierSet(required).contains(Version(version), prereleases=True)
+        return version is not None and (
+            not required or SpecifierSet(required).contains(Version(version), prereleases=True)
+        )
     except InvalidVersion:
         return False

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from pipeline.doctor import judge
-from pipeline.doctor.facts import Accelerator, Expected, Finding, Gpus
+from pipeline.doctor.judge import FAULT, FINE, WARNING, Accelerator, Expected, Finding, Gpus, size
 from pipeline.launch import this_machine
 from pipeline.launch.this_machine import PCI, holder, pci_devices
 
@@ -42,6 +42,10 @@ OF_CUDA = {
 NCCL = "libnccl.so.2"
 NVIDIA, DISPLAY = "0x10de", "0x03"
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+GROUP = Path("/sys/fs/cgroup")
+ROOM, LEAST_ROOM, LEAST_FILES = 1 << 30, 64 << 20, 1000
+# A checkpoint of a model of ten million parameters, with its optimizer's state, is 120 MB.
+WRITE_MBPS = 50.0
 # Bytes that are made safe at a time, as a checkpoint is, and how often, unless that takes too long.
 PIECE_BYTES, PIECES = 8 << 20, 8
 WRITE_SECONDS = 2.0
@@ -58,10 +62,14 @@ def _all(host: str, expected: Expected, environ: Mapping[str, str]) -> Iterator[
     backend: Accelerator | None = None
     checks, visible = expected.checks, 0
     yield judge.python(host, platform.python_version(), expected)
-    if expected.packages:
+    if "packages" in checks:
         yield judge.packages(host, {name: installed(name) for name in expected.packages}, expected)
     if "backend" in checks:
-        backend = accelerator(expected.backend, environ)
+        report = _in_a_process(["pipeline.worker.seen", expected.backend], environ, BACKEND_SECONDS, "error")
+        try:
+            backend = msgspec.convert(report, Accelerator)
+        except msgspec.ValidationError as wrong:
+            backend = Accelerator(error=str(wrong))
         yield judge.backend(host, backend, expected)
     if "gpus" in checks:
         seen = gpus(environ, backend)
@@ -76,22 +84,16 @@ def _all(host: str, expected: Expected, environ: Mapping[str, str]) -> Iterator[
         room = os.statvfs("/dev/shm")
         yield judge.shm(host, room.f_bavail * room.f_frsize, visible)
     yield judge.open_files(host, *resource.getrlimit(resource.RLIMIT_NOFILE))
-    if (limit := threads()) is not None:
-        yield judge.threads(host, limit)
-    yield from (disk(host, folder) for folder in expected.folders)
-    yield from (port(host, address) for address in expected.addresses)
-    yield from (name(host, named, expected) for named in expected.names)
+    # The limit of this user, which root has none of, and that of the control group.
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    own = None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
+    if limits := [limit for limit in (own, _number(GROUP / "pids.max")) if limit is not None]:
+        yield judge.threads(host, min(limits))
+    yield from (disk(host, folder) for folder in expected.folders if "disk" in checks)
+    yield from (port(host, address) for address in expected.addresses if "ports" in checks)
+    yield from (name(host, named, expected) for named in expected.names if "names" in checks)
     proxies = tuple(name for name in PROXIES if _either(environ, name))
     yield judge.proxy(host, proxies, _either(environ, "no_proxy"), expected)
-
-
-def accelerator(backend: str, environ: Mapping[str, str]) -> Accelerator:
-    """The devices that a backend sees on this host."""
-    report, error = _in_a_process(["pipeline.worker.seen", backend], environ, BACKEND_SECONDS)
-    try:
-        return msgspec.convert(report or {"error": error}, Accelerator)
-    except msgspec.ValidationError as wrong:
-        return Accelerator(error=str(wrong))
 
 
 def gpus(environ: Mapping[str, str], accelerator: Accelerator | None, pci: Path = PCI) -> Gpus:
@@ -102,26 +104,18 @@ def gpus(environ: Mapping[str, str], accelerator: Accelerator | None, pci: Path 
     report: dict[str, Any] = {}
     if accelerator is not None and len(accelerator.gpus) < max(len(visible), 0 if installed else on_bus):
         command = ["pipeline.doctor.look", accelerator.cuda or "", accelerator.cudnn or ""]
-        libraries, error = _in_a_process(command, environ, LIBRARIES_SECONDS)
-        report = libraries or {"driver_error": error}
+        report = _in_a_process(command, environ, LIBRARIES_SECONDS, "driver_error")
     return Gpus(on_bus, tuple(installed), tuple(visible), setting, **report)
 
 
-def memory(group: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
+def memory() -> tuple[int, int]:
     """(Bytes of memory, those that are left), those of the control group if it has fewer."""
     import psutil
 
-    machine, limit = psutil.virtual_memory(), _number(group / "memory.max")
+    machine, limit = psutil.virtual_memory(), _number(GROUP / "memory.max")
     if limit is None or limit >= machine.total:
         return machine.total, machine.available
-    return limit, min(machine.available, limit - (_number(group / "memory.current") or 0))
-
-
-def threads(group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """The limit of processes and threads of this user, or of the control group; None if there is none."""
-    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    own = None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
-    return min((limit for limit in (own, _number(group / "pids.max")) if limit is not None), default=None)
+    return limit, min(machine.available, limit - (_number(GROUP / "memory.current") or 0))
 
 
 def installed(package: str) -> str | None:
@@ -144,7 +138,21 @@ def disk(host: str, folder: str) -> Finding:
         speed = None if error else write_mbps(place)
     except OSError as failure:
         error = failure.strerror or str(failure)
-    return judge.disk(host, folder, left, files, speed, error)
+    text = f"{folder}: {size(left)} free{f', {speed:,.0f} MB/s written' if speed else ''}"
+    required, severity = f"{size(ROOM)} free, {WRITE_MBPS:g} MB/s", WARNING
+    remedy = f"making space (du -xh {folder} | sort -h | tail), or output_dir=ANOTHER"
+    if error:
+        severity, text = FAULT, f"{text}, {error}"
+    elif left < ROOM:
+        severity = FAULT if left < LEAST_ROOM else WARNING
+    elif files is not None and files < LEAST_FILES:
+        text, required = f"{text}, {files} more files", f"{LEAST_FILES:,} more files"
+    elif speed is not None and speed < WRITE_MBPS:
+        remedy = "a local disk: output_dir=ANOTHER, or fewer checkpoints: checkpoint.every_minutes=60"
+    else:
+        severity, remedy = FINE, ""
+    figures = {"free_bytes": float(left)} | ({"write_mbps": speed} if speed else {})
+    return Finding("disk", host, severity, text, required, remedy, figures)
 
 
 def write_mbps(folder: Path) -> float:
@@ -165,6 +173,10 @@ def write_mbps(folder: Path) -> float:
 def port(host: str, address: str) -> Finding:
     """Tries to listen at HOST:PORT, as TensorFlow would. PORT 0 is any."""
     at, _, number = address.rpartition(":")
+    expected, remedy = f"{address} free", "cluster.base_port=null for free ports, or ending what listens there"
+    if number == "0":
+        expected = f"a free port at {at}"
+        remedy = "cluster.host=127.0.0.1, or an address of this host (ip -brief address)"
     try:
         with socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET) as listening:
             # Of a process that has just ended, connections that linger are in nobody's way.
@@ -172,8 +184,10 @@ def port(host: str, address: str) -> Finding:
             listening.bind((at.strip("[]"), int(number)))
             listening.listen()
     except OSError as error:
-        return judge.port(host, address, error.strerror or str(error), holder(int(number)))
-    return judge.port(host, address)
+        by = holder(int(number))
+        text = f"{address}: {error.strerror or error}{f', {by} listens there' if by else ''}"
+        return Finding("ports", host, FAULT, text, expected, remedy)
+    return Finding("ports", host, FINE, expected, expected)
 
 
 def name(host: str, named: str, expected: Expected) -> Finding:
@@ -196,24 +210,23 @@ def name(host: str, named: str, expected: Expected) -> Finding:
     return judge.name(host, named, addresses, expected, time.monotonic() - began, error)
 
 
-def _in_a_process(
-    arguments: list[str], environ: Mapping[str, str], timeout: float
-) -> tuple[dict[str, Any] | None, str | None]:
-    """(The JSON that a module of ours prints in its last line, why it did not); one of them is None."""
+def _in_a_process(arguments: list[str], environ: Mapping[str, str], timeout: float, failed: str) -> dict[str, Any]:
+    """The JSON that a module of ours prints in its last line, or {failed: why it did not}."""
     command, quiet = [sys.executable, "-m", *arguments], {**environ, "TF_CPP_MIN_LOG_LEVEL": "1"}
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=quiet, errors="replace")
     except subprocess.TimeoutExpired:
-        return None, f"no answer within {timeout:g} s"
+        return {failed: f"no answer within {timeout:g} s"}
     except OSError as error:
-        return None, f"{error.strerror or error}"
+        return {failed: f"{error.strerror or error}"}
     if ended.returncode < 0:
-        return None, f"the process was ended by {signal.Signals(-ended.returncode).name}"
-    errors = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+        return {failed: f"the process was ended by {signal.Signals(-ended.returncode).name}"}
     with suppress(ValueError, IndexError):
-        report = json.loads(ended.stdout.splitlines()[-1])
-        return (report, None) if ended.returncode == 0 else (None, errors[-1])
-    return None, errors[-1] if errors else f"it ended with {ended.returncode} and printed nothing"
+        report: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+        if ended.returncode == 0:
+            return report
+    errors = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+    return {failed: errors[-1] if errors else f"it ended with {ended.returncode} and printed nothing"}
 
 
 def _number(file: Path) -> int | None:
@@ -227,17 +240,14 @@ def _either(environ: Mapping[str, str], name: str) -> str:
     return environ.get(name) or environ.get(name.upper()) or ""
 
 
-def needed(cuda: str, cudnn: str) -> list[str]:
-    """The libraries of a build for CUDA and cuDNN of these versions, those that others need first."""
-    numbers = OF_CUDA.get(cuda.partition(".")[0], {})
+def missing(cuda: str, cudnn: str, search: Sequence[str]) -> dict[str, str]:
+    """The libraries of a build for CUDA and cuDNN of these versions that cannot be loaded, each with why.
+
+    Python's packages of NVIDIA's in the folders `search` come before the system's folders.
+    """
+    numbers, errors = OF_CUDA.get(cuda.partition(".")[0], {}), dict[str, str]()
     libraries = [f"lib{name}.so.{number}" for name, number in numbers.items()]
-    return [*libraries, f"libcudnn.so.{cudnn.partition('.')[0]}", NCCL]
-
-
-def missing(libraries: Sequence[str], search: Sequence[str]) -> dict[str, str]:
-    """Those that cannot be loaded, each with why. Python's packages of NVIDIA's come before the system's folders."""
-    errors: dict[str, str] = {}
-    for library in libraries:
+    for library in (*libraries, f"libcudnn.so.{cudnn.partition('.')[0]}", NCCL):
         installed = [path for folder in search for path in sorted(Path(folder).glob(f"nvidia/*/lib/{library}"))]
         try:
             # Others look for their functions among those that were loaded before.
@@ -259,7 +269,7 @@ def main(cuda: str, cudnn: str) -> None:
             version = f"{number.value // 1000}.{number.value % 1000 // 10}"
     except (OSError, AttributeError) as failure:
         error = str(failure)
-    absent = missing(needed(cuda, cudnn), sys.path) if cuda else {}
+    absent = missing(cuda, cudnn, sys.path) if cuda else {}
     print(json.dumps({"driver": version, "driver_error": error, "missing": absent}))
 
 

@@ -18,12 +18,10 @@ from conftest import environment, launched
 from tracked_runs import Request, serving
 
 from pipeline.commands import verbs
+from pipeline.commands.doctor import clock_of, examine, measure_links, turns
 from pipeline.config.schema import Store, TrackingConfig
 from pipeline.doctor import judge, look
-from pipeline.doctor.examine import clock_of, examine, measure_links, turns
-from pipeline.doctor.facts import Accelerator, Expected, Finding, Gpus, LinkFacts, Severity
-from pipeline.doctor.judge import judge_clock, judge_link
-from pipeline.doctor.look import installed, needed
+from pipeline.doctor.judge import FAULT, FINE, WARNING, Accelerator, Expected, Finding, Gpus, LinkFacts
 from pipeline.launch import Helpers, LaunchError, asking
 from pipeline.views.mlflow import stores
 from pipeline.views.mlflow.stores import open_client
@@ -97,7 +95,7 @@ def test_a_host_without_the_package_and_one_with_another_version_are_named_with_
         "Metadata-Version: 2.1\nName: keras\nVersion: 3.14.0\n"
     )
     packages = {"keras": ">=3", "numpy": ">=2"}
-    versions = {name: installed(name) for name in packages}
+    versions = {name: look.installed(name) for name in packages}
     lines = {
         "a": asking.here(os.environ),
         "b": asking.started([sys.executable, "-I", "-S", "-m", asking.MODULE], os.environ),
@@ -140,16 +138,15 @@ def test_a_process_answers_every_question_and_by_its_clock_two_minutes_are_a_fau
     ahead = clock_of(line, lambda: time.time() - 120)
     right = clock_of(line)
     line.close()
-    finding = judge_clock("b", "a", *ahead)
-    assert finding.severity is Severity.FAULT
+    finding = judge.judge_clock("b", "a", *ahead)
+    assert finding.severity is FAULT
     # As exact as the line is quick.
     assert re.fullmatch(r"1(19|20)\.\d{3} s ahead of a", finding.found)
     assert "chronyc makestep" in finding.remedy
-    assert judge_clock("b", "a", *right).severity is Severity.FINE
-    assert judge_clock("b", "a", -3.0, 0.1).severity is Severity.WARNING
+    assert judge.judge_clock("b", "a", *right).severity is FINE
+    assert judge.judge_clock("b", "a", -3.0, 0.1).severity is WARNING
 
 
-FINE, WARNING, FAULT = Severity.FINE, Severity.WARNING, Severity.FAULT
 GIB, TWO = 1 << 30, ("A100", "A100")
 BUILT = Accelerator(cuda="12.5.1", cudnn="9")
 KERAS = Expected(packages={"keras": ">=3.15,<3.16"})
@@ -208,7 +205,7 @@ def test_what_is_found_is_judged_by_what_a_training_needs(finding, severity, wor
 )
 def test_a_link_is_judged_by_what_the_config_says_of_it_or_by_gigabit(seconds, gbps, severity):
     link = LinkFacts(1e-4, ((10**9, seconds),)) if seconds else LinkFacts(error="refused")
-    finding = judge_link("a", "b", link, gbps)
+    finding = judge.judge_link("a", "b", link, gbps)
     assert finding.severity is severity
     assert finding.figures.get("gbps") == (pytest.approx(0.1) if seconds else None)
 
@@ -226,7 +223,7 @@ def test_gpus_that_tensorflow_does_not_see_are_told_with_the_library_that_is_mis
     if there.driver_error is None:
         pytest.skip("Expected a host without NVIDIA's driver.")
     finding = of_gpus(there, accelerator=seen)
-    assert finding.severity is Severity.FAULT
+    assert finding.severity is FAULT
     assert "libcuda.so.1" in finding.found
     assert "NVIDIA's driver 525.60.13 or later" in finding.remedy
     # With a driver that works, what else is missing is told.
@@ -237,14 +234,13 @@ def test_gpus_that_tensorflow_does_not_see_are_told_with_the_library_that_is_mis
 
 def test_each_library_is_loaded_for_trial_and_the_one_that_is_missing_named(tmp_path):
     maths = next(path for path in Path("/").glob("lib/*/libm.so.6"))
-    wanted = needed("12.5.1", "9")
-    for library in wanted:
+    libraries = [f"lib{name}.so.{number}" for name, number in look.OF_CUDA["12"].items()]
+    for library in (*libraries, look.NCCL):
         folder = tmp_path / "nvidia" / library.split(".")[0] / "lib"
         folder.mkdir(parents=True)
-        if not library.startswith(("libcudnn", "libcufft")):
-            shutil.copy(maths, folder / library)
+        shutil.copy(maths, folder / library)
     (tmp_path / "nvidia" / "libcufft" / "lib" / "libcufft.so.11").write_text("no library")
-    missing = look.missing(wanted, [str(tmp_path)])
+    missing = look.missing("12.5.1", "9", [str(tmp_path)])
     assert sorted(missing) == ["libcudnn.so.9", "libcufft.so.11"]
     assert "cannot open shared object file" in missing["libcudnn.so.9"]
 
@@ -285,7 +281,7 @@ def test_two_processes_measure_the_link_between_them_and_a_stranger_is_hung_up_o
     assert [size for size, _ in link.exchanges][:2] == [64 << 10, 1 << 20]
     assert link.gbps > 0.1
     assert 0 < link.round_trip < 1
-    assert "Gbit/s each way" in judge_link("a", "b", link, None).found
+    assert "Gbit/s each way" in judge.judge_link("a", "b", link, None).found
 
 
 def test_a_server_that_wants_a_login_gets_the_environment_s_and_else_is_a_fault():
@@ -298,10 +294,10 @@ def test_a_server_that_wants_a_login_gets_the_environment_s_and_else_is_a_fault(
         right = stores.examine(tracking, Path("outputs"), login, "here")
         wrong = stores.examine(tracking, Path("outputs"), {}, "here")
         late = stores.examine(tracking, Path("outputs"), login, "here", lambda: time.time() + 120)
-    assert right.severity is Severity.FINE
-    assert wrong.severity is Severity.FAULT
+    assert right.severity is FINE
+    assert wrong.severity is FAULT
     assert "MLFLOW_TRACKING_USERNAME" in wrong.remedy
-    assert late.severity is Severity.WARNING
+    assert late.severity is WARNING
     assert "its clock is +1" in late.found
 
 
@@ -309,15 +305,15 @@ def test_a_store_that_mlflow_has_made_is_fine_and_one_that_is_broken_or_of_anoth
     def examine_it() -> object:
         return stores.examine(TrackingConfig(), tmp_path, {}, "here")
 
-    assert examine_it().severity is Severity.FINE
+    assert examine_it().severity is FINE
     store = tmp_path / "mlflow.db"
     open_client(f"sqlite:///{store}", None)
-    assert (examine_it().severity, "has 0 runs" in examine_it().found) == (Severity.FINE, True)
+    assert (examine_it().severity, "has 0 runs" in examine_it().found) == (FINE, True)
     with sqlite3.connect(store) as opened:
         opened.execute("UPDATE alembic_version SET version_num = 'before'")
     assert "mlflow db upgrade" in examine_it().remedy
     store.write_text("spoilt")
-    assert examine_it().severity is Severity.FAULT
+    assert examine_it().severity is FAULT
 
 
 @pytest.mark.slow

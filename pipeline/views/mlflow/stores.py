@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import Store, TrackingConfig, holds_password
-from pipeline.doctor.facts import Finding, Severity
+from pipeline.doctor.judge import Finding, Severity
 from pipeline.record.files import read_tracking
 
 # One request to a server.
