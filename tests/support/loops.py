@@ -12,7 +12,7 @@ from pipeline.worker.data.batches import Data
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position, ReplicaPlace
 from pipeline.worker.tensorflow import build, custom_steps
 from pipeline.worker.tensorflow.equality_check import check
-from pipeline.worker.tensorflow.loop import CustomLoop, Loop
+from pipeline.worker.tensorflow.loop import Loop
 
 
 def loop_over(
@@ -41,7 +41,7 @@ def loop_over(
     model = build.model(make, strategy, batches.spec(part), collective=collective, **built)
     own = custom_steps.of(model)
     validates = held_out is not None and (own is None or own.test is not None)
-    return (Loop if own is None else CustomLoop)(
+    return Loop(
         model, strategy, data(part, shuffle), [data(held_out, False)] if validates else [],
         position=position, collective=collective, gather=gather,
     )  # fmt: skip

@@ -17,9 +17,9 @@ from pipeline.worker.data import batches
 from pipeline.worker.data.batches import Data
 from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import ModelError, TrainingError
-from pipeline.worker.tensorflow import build, custom_steps
+from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow import placement as placing
-from pipeline.worker.tensorflow.loop import CustomLoop, Loop
+from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.size import BACKWARD, body_of
 
 EXAMPLES, BATCH, STEPS = 256, 32, 20
@@ -156,7 +156,7 @@ def trained(name, replicas, parts, folder, pieces=None):
     if (pieces or 1) > 1:
         placing.in_micro_batches(model, batches.spec(arrays), pieces)
     data = Data(arrays, BatchLayout(BATCH, replicas, 0, replicas, (len(keras.tree.flatten(arrays)[0]),)), True, 5)
-    loop = (Loop if custom_steps.of(model) is None else CustomLoop)(model, strategy, data, [data])
+    loop = Loop(model, strategy, data, [data])
     found = {}
     if placement is not None:
         rows = placing.listed(model, placement, loop.graph())

@@ -37,9 +37,10 @@ from pipeline.worker.fit.keras_loop import AsyncKerasLoop, KerasHooks, KerasLoop
 from pipeline.worker.fit.passes import Passes
 from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.patched import patched
-from pipeline.worker.tensorflow import agreement, build, equality_check
-from pipeline.worker.tensorflow.collective import over
+from pipeline.worker.tensorflow import build, equality_check
+from pipeline.worker.tensorflow.collective import from_first, over, over_replicas
 from pipeline.worker.tensorflow.loss_scaling import reduction
+from pipeline.worker.tensorflow.process_data import agreed
 from pipeline.worker.training import Training
 
 # Enough to choose a call's length by, after one step for tracing.
@@ -109,7 +110,7 @@ def fit(
             "number of validation batches": getattr(held_out, "steps", None),
             "number of validation examples": getattr(held_out, "examples", None),
         })  # fmt: skip
-        agreement.agreed(strategy, over(strategy), where, train.spec, None if held_out is None else held_out.spec)
+        agreed(strategy, over(strategy), where, train.spec, None if held_out is None else held_out.spec)
         note = functools.partial(warnings.warn, stacklevel=2) if where.chief else str
         loop, adding = vars(model).get(KEPT_AS), Pausable(over(strategy))
         with build.lent(model, strategy, train.spec, adding, note, gather):
@@ -237,7 +238,7 @@ def _agreed_seed(strategy: tf.distribute.Strategy, where: ReplicaPlace, x: FitDa
     seed = random.randrange(2**31)
     if where.processes == 1:
         return seed
-    return int(agreement.from_first(strategy, over(strategy))([tf.constant([seed], tf.float64)])[0][0])
+    return int(from_first(strategy, over(strategy))([tf.constant([seed], tf.float64)])[0][0])
 
 
 @contextlib.contextmanager
@@ -297,8 +298,8 @@ def _check_same(strategy: tf.distribute.Strategy, where: ReplicaPlace, arguments
     if where.processes == 1:
         return
     numbers = tf.constant([-1.0 if value is None else float(value) for value in arguments.values()], tf.float64)
-    (first,) = agreement.from_first(strategy, over(strategy))([numbers])
-    (differing,) = agreement.over_replicas(strategy, over(strategy))([tf.cast(numbers != first, tf.float64)])
+    (first,) = from_first(strategy, over(strategy))([numbers])
+    (differing,) = over_replicas(strategy, over(strategy))([tf.cast(numbers != first, tf.float64)])
     for name, own, of_first, differs in zip(arguments, numbers.numpy(), first.numpy(), differing.numpy(), strict=True):
         if differs:
             other = "another elsewhere" if own == of_first else f"{own:g} here"

@@ -14,17 +14,23 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from pipeline.plan.division import bucket_of
 from pipeline.plan.plan import Plan, Process
 from pipeline.private import custom_gradients
 from pipeline.worker.collective import Collective, Pausable
+from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.patched import OfThread
 from pipeline.worker.shared_memory import PeerLostError
 
 # What replicas add: gradients, of which those of embeddings may be rows alone, losses, counts, statistics.
 Addend: TypeAlias = tf.Tensor | tf.IndexedSlices
+# What every process calls with values of equal types and shapes; each gets what all have agreed on.
+Agree: TypeAlias = Callable[[Sequence[tf.Tensor | np.ndarray]], list[tf.Tensor]]
+# Of a text that processes tell each other.
+MOST_BYTES = 2_000
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class TensorFlowCollective:
         """The sums; those of one type travel together, or in buckets."""
         context = tf.distribute.get_replica_context()
         number = context.replica_id_in_sync_group
-        rows = partial(with_rows, lambda flat: context.merge_call(_of_replicas, args=(number, *flat)))
+        rows = partial(with_rows, lambda flat: joined(_of_replicas, [number, *flat]))
         return by_kind(arrays, partial(self._dense, context), rows)
 
     def sent_bytes(self, size: int) -> int:
@@ -61,11 +67,7 @@ class TensorFlowCollective:
 class _OfProcess(TensorFlowCollective):
     # Nothing flows back through the sums.
     def sum(self, arrays: Sequence[Addend]) -> list[Addend]:
-        def added(strategy: tf.distribute.Strategy, *of_replicas: tf.Tensor) -> list[tf.Tensor]:
-            return [tf.add_n(strategy.experimental_local_results(values)) for values in of_replicas]
-
-        sums: list[Addend] = tf.distribute.get_replica_context().merge_call(added, args=tuple(arrays))
-        return sums
+        return list(joined(lambda by_replica: list(map(tf.add_n, by_replica)), arrays))
 
 
 def of_process(strategy: tf.distribute.Strategy) -> Collective[Addend]:
@@ -88,6 +90,37 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> C
 ALONE: Collective[Addend] = Pausable()
 
 
+# Kept for each strategy, of which a process has few, so that it is traced once.
+@cache
+def over_replicas(strategy: tf.distribute.Strategy, collective: Collective[Addend], of_first: bool = False) -> Agree:
+    """Returns what gives each process the sums over replicas, or the first replica's values; all call it together."""
+
+    def added(values: Sequence[tf.Tensor]) -> list[Addend]:
+        is_added = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0) if of_first else True
+        # It has a device, which the sum is made on; an argument has none.
+        return collective.sum([tf.where(is_added, value, tf.zeros_like(value)) for value in values])
+
+    def everywhere(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return [strategy.experimental_local_results(one)[0] for one in strategy.run(added, args=(values,))]
+
+    return tf.function(everywhere, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
+
+
+from_first = partial(over_replicas, of_first=True)
+
+
+def texts(
+    strategy: tf.distribute.Strategy, collective: Collective[Addend], where: ReplicaPlace, text: str
+) -> list[str]:
+    """Returns the texts of all processes, cut to `MOST_BYTES`; all call this together."""
+    codes = np.zeros((where.processes, MOST_BYTES))
+    encoded = text.encode()[:MOST_BYTES]
+    codes[where.number, : len(encoded)] = list(encoded)
+    (sums,) = over_replicas(strategy, collective)([tf.constant(codes)])
+    rows = (sums.numpy() / where.local).astype(np.uint8)
+    return [row[row > 0].tobytes().decode(errors="replace") for row in rows]
+
+
 def by_replica(strategy: tf.distribute.Strategy, local: Sequence[Any]) -> Any:
     """Gives each replica of this process a part, the first the first."""
     return strategy.experimental_distribute_values_from_function(
@@ -105,6 +138,17 @@ def lost_a_peer(error: BaseException) -> bool:
     kinds = (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
     left = isinstance(error, errors.UnknownError) and _LEFT.search(error.message) is not None
     return isinstance(error, (*kinds, PeerLostError)) or left
+
+
+def joined(
+    join: Callable[[Sequence[Sequence[tf.Tensor]]], list[tf.Tensor]], arrays: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns what `join` makes of [array, replica] of all replicas of this process, for each of them."""
+
+    def merged(strategy: tf.distribute.Strategy, *of_replicas: tf.Tensor) -> list[tf.Tensor]:
+        return join([strategy.experimental_local_results(values) for values in of_replicas])
+
+    return tf.distribute.get_replica_context().merge_call(merged, args=tuple(arrays))  # type: ignore[no-any-return]
 
 
 def in_buckets(arrays: Mapping[int, tf.Tensor], bucket_bytes: int | None) -> list[list[int]]:
@@ -212,11 +256,12 @@ def with_rows(
     ]
 
 
-def _of_replicas(strategy: tf.distribute.Strategy, number: tf.Tensor, *arrays: tf.Tensor) -> list[tf.Tensor]:
-    """For each array those of all replicas; of this process's, the first adds for all, and has the `number`."""
-    number, *local = (strategy.experimental_local_results(values) for values in (number, *arrays))
-    rows, here = [tf.concat(of_array, 0) for of_array in local], len(number)
-    if here == strategy.num_replicas_in_sync:
+def _of_replicas(local: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+    # For each array but the first those of all replicas; of those here, the first adds for all.
+    (number, *others), *arrays = local
+    strategy, here = tf.distribute.get_strategy(), 1 + len(others)
+    rows, processes = [tf.concat(of_array, 0) for of_array in arrays], strategy.num_replicas_in_sync // here
+    if processes == 1:
         return rows
 
     def add(value: tf.Tensor) -> tf.Tensor:
@@ -224,7 +269,7 @@ def _of_replicas(strategy: tf.distribute.Strategy, number: tf.Tensor, *arrays: t
         summed = strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, together, together)
         return strategy.experimental_local_results(summed)[0]
 
-    return gathered(add, number[0] // here, strategy.num_replicas_in_sync // here, rows)
+    return gathered(add, number // here, processes, rows)
 
 
 def gathered(

@@ -31,12 +31,12 @@ from pipeline.worker.data.source import source
 from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import Position, ReplicaPlace
 from pipeline.worker.loop import Call, Engine, Resume, WeightComparison, versions
+from pipeline.worker.state import on_all
 from pipeline.worker.tensorflow import build, custom_steps, devices, placement, static, step, tables
 from pipeline.worker.tensorflow import size as of_model
-from pipeline.worker.tensorflow.agreement import on_all, texts
-from pipeline.worker.tensorflow.collective import ALONE, Addend, lost_a_peer, over
+from pipeline.worker.tensorflow.collective import ALONE, Addend, from_first, lost_a_peer, over, texts
 from pipeline.worker.tensorflow.equality_check import check
-from pipeline.worker.tensorflow.loop import CustomLoop, Loop, not_validated, replica_digests
+from pipeline.worker.tensorflow.loop import Loop, not_validated, replica_digests
 from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.process_data import ProcessData, digest_of
 from pipeline.worker.tensorflow.profile import Profiler, first_step, one_again, plain, profiler, seed, settle
@@ -100,7 +100,8 @@ class TensorFlowEngine(Engine):
             Data(part, layout, False, plan.training.seed, reading)
             for part, layout in self._data.validation_parts(validation_counts)
         ]
-        everywhere = partial(on_all, strategy=self._strategy, collective=self._collective)
+        first = from_first(self._strategy, self._collective)
+        everywhere = partial(on_all, send=lambda words: first([words])[0].numpy())
         position = resume(data.layout, digest_of(data.part), everywhere)
         self._loop = self._loop_over(model, data, held_out, position)
         of_xla: dict[str, Any] = {}
@@ -154,14 +155,11 @@ class TensorFlowEngine(Engine):
             asynchronous = AsyncLoop(model, strategy, data, held_out, bits)
             asynchronous.feed(source(data, shares, plan.workers, position), plan.workers)
             return asynchronous
-        loop = Loop
-        if (own := custom_steps.of(model)) is not None:
-            loop = CustomLoop
-            if held_out and own.test is None:
-                held_out = []
-                self.notes.add(not_validated(model, own, plan.checkpoint.best))
+        if held_out and (own := custom_steps.of(model)) is not None and own.test is None:
+            held_out = []
+            self.notes.add(not_validated(model, own, plan.checkpoint.best))
         chief, alone = self._process.rank == 0, len(plan.leaders) == 1
-        return loop(
+        return Loop(
             model, strategy, data, held_out, bits, chief, alone, position, self._collective, plan.training.gather
         )
 

@@ -16,7 +16,6 @@ from pipeline.private import cross_device_utils
 from pipeline.worker.collective import Collective
 from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.shared_memory import LOOKS_SECONDS, Memory, join
-from pipeline.worker.tensorflow import agreement
 from pipeline.worker.tensorflow import collective as sums
 from pipeline.worker.tensorflow.collective import Addend, TensorFlowCollective, over
 
@@ -31,7 +30,7 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> C
     hosts = [plan.processes[rank].host for rank in plan.leaders]
     first = hosts.index(process.host)
     place = ReplicaPlace(process.replicas[0], local, plan.workers)
-    tell_all = partial(agreement.texts, strategy, over(strategy), place)
+    tell_all = partial(sums.texts, strategy, over(strategy), place)
     try:
         looks_seconds = 0 if plan.hardware.oversubscribed else LOOKS_SECONDS
         memory = join(number, range(first, first + hosts.count(process.host)), tell_all, looks_seconds)
@@ -93,14 +92,7 @@ class SharedMemoryCollective:
         self, join: Callable[[Sequence[Sequence[tf.Tensor]]], list[tf.Tensor]], local: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Returns what `join` makes of [array, replica] of all replicas of this process, for each of them."""
-        if self._local == 1:
-            return join([[one] for one in local])
-
-        def merged(strategy: tf.distribute.Strategy, *of_replicas: tf.Tensor) -> list[tf.Tensor]:
-            return join([strategy.experimental_local_results(values) for values in of_replicas])
-
-        joined: list[tf.Tensor] = tf.distribute.get_replica_context().merge_call(merged, args=tuple(local))
-        return joined
+        return join([[one] for one in local]) if self._local == 1 else sums.joined(join, local)
 
     def _added(self, by_replica: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         # Those of one type are packed by TensorFlow, to which an array costs less than to Python.

@@ -24,9 +24,8 @@ import tensorflow as tf
 
 from pipeline.plan.plan import Plan, Process
 from pipeline.worker.model_error import TrainingError
-from pipeline.worker.tensorflow import agreement
 from pipeline.worker.tensorflow import collective as sums
-from pipeline.worker.tensorflow.collective import Addend, over
+from pipeline.worker.tensorflow.collective import Addend, from_first, over, over_replicas
 
 # What Horovod does not add travels as what it does, which holds every value of it.
 WIDER = {tf.bfloat16: tf.float32, tf.uint16: tf.int32, tf.int16: tf.int32, tf.uint32: tf.int64}
@@ -39,14 +38,14 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> "
     host = _host(plan, first)
     elsewhere = nullcontext((0, "00" * TOKEN_BYTES))
     with served(host) if process.rank == first else elsewhere as (port, token):
-        (received,) = agreement.from_first(strategy, own)([tf.constant([port, *token.encode()])])
+        (received,) = from_first(strategy, own)([tf.constant([port, *token.encode()])])
         port, token = int(received[0]), bytes(received[1:].numpy().tolist()).decode()
         with told({**place(plan, process), **meeting(plan, process, f"{host}:{port}/{token}", port)}):
             import horovod.tensorflow as hvd
 
             hvd.init()
         # Nobody is done with the rendezvous before all are.
-        agreement.over_replicas(strategy, own)([tf.zeros([])])
+        over_replicas(strategy, own)([tf.zeros([])])
     if (hvd.rank(), hvd.size()) != (process.rank, plan.workers):
         expected = f"Horovod to know this as process {process.rank} of {plan.workers}"
         raise TrainingError(expected, f"{hvd.rank()} of {hvd.size()}", "strategy.collective=tensorflow")
@@ -115,10 +114,11 @@ def place(plan: Plan, process: Process) -> dict[str, str]:
     """Returns a process's place for Horovod, as `horovodrun` would tell it."""
     local_ranks = [rank for rank in plan.leaders if plan.processes[rank].host == process.host]
     hosts = sorted({plan.processes[rank].host for rank in plan.leaders})
-    own = {"": (process.rank, plan.leaders), "LOCAL_": (process.rank, local_ranks), "CROSS_": (process.host, hosts)}
-    places = {f"HOROVOD_{of}RANK": str(list(all_of).index(one)) for of, (one, all_of) in own.items()}
-    sizes = {f"HOROVOD_{of}SIZE": str(len(all_of)) for of, (_, all_of) in own.items()}
-    return {"HOROVOD_HOSTNAME": f"host{process.host}", **places, **sizes}
+    places = {"HOROVOD_HOSTNAME": f"host{process.host}"}
+    of_all = (("", process.rank, plan.leaders), ("LOCAL_", process.rank, local_ranks), ("CROSS_", process.host, hosts))
+    for of, one, every in of_all:
+        places |= {f"HOROVOD_{of}RANK": str(every.index(one)), f"HOROVOD_{of}SIZE": str(len(every))}
+    return places
 
 
 def meeting(plan: Plan, process: Process, address: str, port: int) -> dict[str, str]:
@@ -187,10 +187,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def parse_request(self) -> bool:
         # Who does not know the token is refused before anything is read.
-        if not super().parse_request():
-            return False
-        knows = hmac.compare_digest(self.path[: len(self._token)].encode(), self._token.encode())
-        if not knows:
+        parsed = super().parse_request()
+        knows = parsed and hmac.compare_digest(self.path[: len(self._token)].encode(), self._token.encode())
+        if parsed and not knows:
             self._answer(403)
         return knows
 

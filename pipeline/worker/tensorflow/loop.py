@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -21,20 +20,25 @@ from pipeline.worker.loop import Call, Facts, TrainingLoop, flat
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.patched import patched
 from pipeline.worker.state import digest
-from pipeline.worker.tensorflow import agreement, custom_steps, feed
+from pipeline.worker.tensorflow import custom_steps, feed
 from pipeline.worker.tensorflow import step as steps
-from pipeline.worker.tensorflow.collective import Addend, over
+from pipeline.worker.tensorflow.collective import Addend, from_first, over, over_replicas
 from pipeline.worker.tensorflow.custom_steps import Returned
 from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.tables import grouped as shards_together
 from pipeline.worker.variables import HELD, Variable, held, kept_by_metrics, updating
 
-# Of metrics, as a model gives them.
-Results: TypeAlias = dict[str, tf.Tensor]
-
 
 class Loop(TrainingLoop):
-    """A training on this process. Used outside `strategy.scope()`: inside, saving a model makes variables."""
+    """A training on this process. Used outside `strategy.scope()`: inside, saving a model makes variables.
+
+    Metrics of steps that a model makes itself are results as they have run on, and values as the last step gave them.
+    """
+
+    # The types of operations that XLA leaves to TensorFlow; None where it compiles no step.
+    xla: set[str] | None = None
+    # Is what is asked for that of validation?
+    _validating = False
 
     def __init__(
         self,
@@ -51,6 +55,9 @@ class Loop(TrainingLoop):
     ) -> None:
         """`alone`: this is the only process, `chief`: the first. With `gather` losses are of the global batch."""
         self.model, self.strategy, self.collective = model, strategy, collective or over(strategy)
+        self.own = custom_steps.of(model)
+        # Values of the last step of training, and of validation (True), where steps are the model's own.
+        self._last = dict.fromkeys((False, True), np.zeros(0, np.float32))
         self.train_data, self.outputs = train, steps.losses_by_output(model)
         self.chief, self.alone, self._position = chief, alone, position
         # A single replica has the global batch.
@@ -81,9 +88,6 @@ class Loop(TrainingLoop):
         self._training: Batches | None = None
         self._validation: list[Batches] | None = None
 
-    # The types of operations that XLA leaves to TensorFlow; None where it compiles no step.
-    xla: set[str] | None = None
-
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before, whatever is `wanted` in all."""
         return self.on(self.reader(), count)
@@ -98,9 +102,16 @@ class Loop(TrainingLoop):
         """Trains `count` steps on the next of these batches, with `train` in place of its own compiled function."""
         began, started = time.time(), time.perf_counter()
         losses, sizes, times = (train or self._train)(batches, tf.constant(count))
-        losses, sizes, seconds = losses.numpy(), sizes.numpy(), time.perf_counter() - started
+        losses, sizes, seconds = self._losses(losses), sizes.numpy(), time.perf_counter() - started
         waits = feed.waits(times.numpy(), began, began + seconds) if feed.is_ahead(batches) else times.numpy()
         return Call(losses, sizes, seconds, waits)
+
+    def _losses(self, values: tf.Tensor, validating: bool = False) -> np.ndarray:
+        """The losses of steps, without what else a model's own give back."""
+        width, vectors = 1 + len(self.outputs), values.numpy()
+        if len(vectors):
+            self._last[validating] = vectors[-1, width:]
+        return vectors[:, :width]  # type: ignore[no-any-return]
 
     def compile_by(self, xla: set[str] | None) -> steps.Steps:
         """Compiles steps by XLA, see `step.marked`, or not; returns the function that trains from now on."""
@@ -112,6 +123,18 @@ class Loop(TrainingLoop):
     def validates(self) -> bool:
         """True if there is data to `evaluate`."""
         return bool(self._held_out)
+
+    def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
+        """Loss and metrics over the whole validation part; empty where there is none."""
+        with patched(self, {"_validating": True}):
+            return super().evaluate(steps_per_call, emit)
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics so far; of a model's own steps also the last one's values, and one that it calls loss."""
+        if self.own is None:
+            return super().metrics()
+        returned = self.own.returned(not self._validating)
+        return flat(self._metric_results()) | values_of(returned, self._last[self._validating])
 
     def _validation_calls(self, steps_per_call: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         if self._validation is None:
@@ -141,10 +164,13 @@ class Loop(TrainingLoop):
 
     def metrics_state(self) -> list[np.ndarray]:
         """The values of the metrics' variables over all replicas; all processes take part."""
-        return [value.numpy() for value in self._sums()]
+        own = [] if self.own is None else [self._last[False].copy()]
+        return [*(value.numpy() for value in self._sums()), *own]
 
     def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
         """Goes on from what `metrics_state` gave: the first replica has it all, the others nothing."""
+        if self.own is not None:
+            *state, self._last[False] = state
         # Earlier versions have left out those of losses, which come last.
         for variable, value in zip(self.counting(), state, strict=False):
             metrics.put(variable, value, self.chief)
@@ -156,9 +182,12 @@ class Loop(TrainingLoop):
             yield
             return
         variables = self.counting()
-        before = [np.array(value) for value in self.metrics_state()][: len(variables)]
-        after = list(before)
-        with metrics.here(variables, after) if self.chief else contextlib.nullcontext():
+        after = before = [np.array(value) for value in self.metrics_state()][: len(variables)]
+        if self.chief:
+            with metrics.held_here(variables, before) as own:
+                yield
+            after = [np.array(variable.numpy()) for variable in own]
+        else:
             yield
         changed = np.array([not all(map(np.array_equal, before, after))], np.float64)
         if np.asarray(self.from_first([changed])[0])[0]:
@@ -179,21 +208,34 @@ class Loop(TrainingLoop):
 
     def _validate_some(self, validate: steps.Steps, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes, _ = validate(iterator, tf.constant(count))
-        return values.numpy(), sizes.numpy()
+        return self._losses(values, validating=True), sizes.numpy()
 
-    def results_now(self) -> Results:
-        """The results of metrics, as a compiled function computes them and as what is run at once does."""
-        return self.model.get_metrics_result()  # type: ignore[no-any-return]
+    def results_now(self, validating: bool = False) -> dict[str, tf.Tensor]:
+        """The results of metrics that a step gives back, or the part of that name where one has several."""
+        if self.own is None:
+            return self.model.get_metrics_result()  # type: ignore[no-any-return]
+        sources = self.own.returned(not validating).metrics.items()
+        results = {name: (metric.result(), part) for name, (metric, part) in sources}
+        return {
+            name: tf.convert_to_tensor(result if part is None else result[part])
+            for name, (result, part) in results.items()
+        }
 
     def _metrics_variables(self) -> list[keras.Variable]:
-        return self.model.metrics_variables  # type: ignore[no-any-return]
+        variables: list[keras.Variable] = self.model.metrics_variables
+        if self.own is None:
+            return variables
+        both = filter(None, (self.own.train, self.own.test))
+        variables += [one for returned in both for metric, _ in returned.metrics.values() for one in metric.variables]
+        return list({id(variable): variable for variable in variables}.values())
 
     def counting(self) -> list[keras.Variable]:
         """The variables that metrics count in, those of losses too."""
         return [*self._metrics_variables(), *self._counted_beside]
 
-    def _metric_results(self) -> Results:
-        return self._results()  # type: ignore[no-any-return]
+    def _metric_results(self) -> dict[str, tf.Tensor]:
+        # Which of a model's own two steps it is of, is a part of what it is traced for.
+        return self._results(self.own is not None and self._validating)  # type: ignore[no-any-return]
 
     def variables(self) -> list[Variable]:
         """All that training goes on with, without what metrics count, in an order that freezing leaves as it is."""
@@ -224,77 +266,13 @@ class Loop(TrainingLoop):
 
     def added(self, values: Sequence[float]) -> list[float]:
         """The sums of small numbers over all replicas; all processes call it together."""
-        (sums,) = agreement.over_replicas(self.strategy, self.collective)([tf.constant(values, tf.float32)])
+        (sums,) = over_replicas(self.strategy, self.collective)([tf.constant(values, tf.float32)])
         numbers: list[float] = sums.numpy().tolist()
         return numbers
 
     def from_first(self, values: Sequence[tf.Tensor | np.ndarray]) -> list[tf.Tensor]:
         """The first replica's values on all processes, which call it together with equal types and shapes."""
-        return agreement.from_first(self.strategy, self.collective)(values)
-
-
-class CustomLoop(Loop):
-    """A loop whose metrics are results as they have run on, and values as the last step gave them, as in Keras."""
-
-    # Is what is asked for that of validation? And values of the last step of training, and of validation.
-    _validating = False
-    _last = _last_held_out = np.zeros(0, np.float32)
-
-    def on(self, batches: Batches, count: int, train: steps.Steps | None = None) -> Call:
-        """Trains `count` steps."""
-        call = super().on(batches, count, train)
-        if call.steps:
-            self._last = call.losses[-1, 1:]
-        return dataclasses.replace(call, losses=call.losses[:, :1])
-
-    def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
-        """Loss and what `test_step` gives back over the whole validation part; empty where there is none."""
-        with patched(self, {"_validating": True}):
-            return super().evaluate(steps_per_call, emit)
-
-    def metrics(self) -> dict[str, float]:
-        """Returns the last step's values, of metrics the results over all replicas; also one that it calls loss."""
-        last = self._last_held_out if self._validating else self._last
-        return flat(self._metric_results()) | values_of(self._returned(self._validating), last)
-
-    def metrics_state(self) -> list[np.ndarray]:
-        """Returns what `set_metrics_state` goes on from; all processes take part."""
-        return [*super().metrics_state(), self._last.copy()]
-
-    def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
-        """Goes on from what `metrics_state` gave."""
-        *state, self._last = state
-        super().set_metrics_state(state)
-
-    def _returned(self, validating: bool) -> Returned:
-        own = custom_steps.known(self.model)
-        returned = own.test if validating else own.train
-        assert returned is not None, "what cannot be evaluated is not validated"
-        return returned
-
-    def _metrics_variables(self) -> list[keras.Variable]:
-        own = custom_steps.known(self.model)
-        metrics = [metric for one in (own.train, own.test) if one is not None for metric, _ in one.metrics.values()]
-        variables = [*super()._metrics_variables(), *(one for metric in metrics for one in metric.variables)]
-        return list({id(variable): variable for variable in variables}.values())
-
-    def _metric_results(self) -> Results:
-        # Which of the two functions it is, is a part of what it is traced for.
-        return self._results(self._validating)  # type: ignore[no-any-return]
-
-    def results_now(self, validating: bool = False) -> Results:
-        """The results of metrics that a step gives back, or the part of that name where one has several."""
-        sources = self._returned(validating).metrics.items()
-        results = {name: (metric.result(), part) for name, (metric, part) in sources}
-        return {
-            name: tf.convert_to_tensor(result if part is None else result[part])
-            for name, (result, part) in results.items()
-        }
-
-    def _validate_some(self, validate: steps.Steps, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
-        values, sizes = super()._validate_some(validate, iterator, count)
-        self._last_held_out = values[-1, 1:]
-        return values[:, :1], sizes
+        return from_first(self.strategy, self.collective)(values)
 
 
 def not_validated(model: keras.Model, own: custom_steps.CustomSteps, best: str | None) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import keras
@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.config import targets
+from pipeline.data.errors import DataError
 from pipeline.data.examples import Broken, Examples
 from pipeline.errors import refuse
 from pipeline.plan.division import dealt, shared
@@ -23,13 +24,16 @@ from pipeline.worker.engine import Emit, Notes
 from pipeline.worker.layout import BatchLayout, ReplicaPlace
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.state import digest
-from pipeline.worker.tensorflow import agreement, static
-from pipeline.worker.tensorflow.collective import Addend, lost_a_peer
+from pipeline.worker.tensorflow import static
+from pipeline.worker.tensorflow.collective import Addend, lost_a_peer, texts
 
 # The splits, as a message names them.
 PARTS = ("training", "validation")
 # Image files of a part are kept as arrays if those of all processes take no more bytes together, decoded.
 SMALL_BYTES = 256 * 2**20
+# So much of what a process says of its examples is compared.
+MOST = 700
+EXPECTED = ("training examples of one shape", "validation examples of one shape", "as many examples")
 
 
 class ProcessData(loading.WholeData):
@@ -157,10 +161,10 @@ class ProcessData(loading.WholeData):
         if len(plan.leaders) > 1:
             validation, replicas = self.parts["validation"], self._process.replicas
             held_out = None if validation is None else batches.spec(validation)
-            whole = [batches.count(part) for part in self.parts.values() if isinstance(part, tuple)]
-            counts = None if self.has_shards() else whole
+            whole = () if self.has_shards() else [part for part in self.parts.values() if isinstance(part, tuple)]
+            counts = list(map(batches.count, whole))
             where = ReplicaPlace(replicas[0], len(replicas), plan.workers)
-            classes = agreement.agreed(strategy, collective, where, sample, held_out, classes, counts)
+            classes = agreed(strategy, collective, where, sample, held_out, classes, counts)
         if not targets.asks_for(plan.model.build, "model.build", "num_classes"):
             return classes
         expected = "the number of classes, which model.build asks for"
@@ -220,3 +224,44 @@ def digest_of(part: Part) -> str:
     if isinstance(part, tf.data.Dataset):
         return hashlib.sha256(repr((part.element_spec, int(part.cardinality()))).encode()).hexdigest()[:16]
     return digest(tf.nest.flatten(part))
+
+
+def agreed(
+    strategy: tf.distribute.Strategy,
+    collective: Collective[Addend],
+    where: ReplicaPlace,
+    batch: Batch,
+    held_out: Batch | None = None,
+    classes: int | None = None,
+    examples: Sequence[int] = (),
+) -> int | None:
+    """The most classes that any process has counted of example batches, or `DataError` on all where these differ.
+
+    Where every process is to have all data, `examples` are how many it has of each part.
+    """
+    if where.processes == 1:
+        return classes
+    facts = [shapes(batch)[:MOST], shapes(held_out)[:MOST], " and ".join(f"{count:,}" for count in examples), classes]
+    *columns, of_all = zip(*map(json.loads, texts(strategy, collective, where, json.dumps(facts))), strict=True)
+    instead = "data that are the same in each, or shards that differ in nothing but which examples they hold"
+    for expected, (first, *others) in zip(EXPECTED, columns, strict=True):
+        for number, other in enumerate(others, 1):
+            received = f"{first} in the first and {other} in process {number}"
+            refuse((other != first, f"{expected} in all processes", received, instead), error=DataError)
+    return max((count for count in of_all if count is not None), default=None)
+
+
+def shapes(batch: Batch | None) -> str:
+    """The shapes of an example, as a user reads them, or none.
+
+    >>> shapes(({"a": tf.zeros((2, 6)), "b": tf.zeros((2, 3))}, tf.zeros(2)))
+    "x {'a': [6], 'b': [3]}, y []"
+    """
+    if batch is None:
+        return "none"
+    parts = zip(("x", "y", "sample_weight"), keras.utils.unpack_x_y_sample_weight(batch), strict=True)
+    return ", ".join(
+        f"{name} {tf.nest.map_structure(lambda leaf: list(leaf.shape)[1:], part)}"
+        for name, part in parts
+        if part is not None
+    )

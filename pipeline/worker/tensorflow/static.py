@@ -18,7 +18,7 @@ from pipeline.worker.tensorflow import custom_steps
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import ALONE
-from pipeline.worker.tensorflow.custom_steps.watching import watched
+from pipeline.worker.tensorflow.custom_steps import watched
 from pipeline.worker.variables import updating
 
 # What to write in place of the operations that most often leave a shape open.

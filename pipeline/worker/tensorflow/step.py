@@ -126,12 +126,6 @@ def replica_step(model: keras.Model, replicas: Replicas, training: bool, xla: se
     return step
 
 
-def followed(model: keras.Model, replica_step: ReplicaStep) -> ReplicaStep:
-    """A step of which all runs where the layers of a model are that is laid over several devices; see `placement`."""
-    placement = vars(model).get(PLACED_AS)
-    return replica_step if placement is None else placement.followed(replica_step)  # type: ignore[no-any-return]
-
-
 @contextlib.contextmanager
 def marked(xla: set[str] | None) -> Iterator[None]:
     """Inside, XLA compiles what is traced, but for variables, exchanges and open shapes; `xla` gets what is left."""
@@ -256,17 +250,17 @@ def sum_of(
     by_share: bool = False,
 ) -> tuple[list[Addend | None], list[tf.Tensor]]:
     """The sums over replicas of gradients, which may travel as bfloat16, then of `others`, which travel as they are."""
-    local = [gradient for gradient in gradients if gradient is not None]
-    if whole.static:
-        # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in a batch.
-        local = list(map(tf.convert_to_tensor, local))
-    if by_share:
-        local = [mapped(lambda values: values * tf.cast(whole.share, values.dtype), gradient) for gradient in local]
-    if (present := whole.present) is not None:
+
+    def counted(gradient: Addend) -> Addend:
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(counted(gradient.values), gradient.indices, gradient.dense_shape)
+        values = gradient * tf.cast(whole.share, gradient.dtype) if by_share else gradient
         # Nothing from a replica without examples may reach the sum: what it divides by is 0.
-        local = [
-            mapped(lambda values: tf.where(present, values, tf.zeros((), values.dtype)), gradient) for gradient in local
-        ]
+        return values if whole.present is None else tf.where(whole.present, values, tf.zeros((), values.dtype))
+
+    present = [gradient for gradient in gradients if gradient is not None]
+    # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in a batch.
+    local = [counted(tf.convert_to_tensor(one) if whole.static else one) for one in present]
     narrow = gradient_bits == 16 and whole.collective.replicas > 1
     sums = whole.collective.sum([*(map(narrowed, local) if narrow else local), *others])
     wide = [widened(total, addend.dtype) for total, addend in zip(sums, [*local, *others], strict=True)]
@@ -283,13 +277,6 @@ def narrowed(gradient: Addend) -> Addend:
 def widened(gradient: Addend, dtype: tf.DType) -> Addend:
     """A gradient in the type that it had."""
     return tf.cast(gradient, dtype) if gradient.dtype != dtype else gradient
-
-
-def mapped(change: Callable[[tf.Tensor], tf.Tensor], gradient: Addend) -> Addend:
-    """A gradient of which the values, those of its rows where it is sparse, are changed."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
-    return change(gradient)
 
 
 def size_of(batch: Batch) -> tf.Tensor:

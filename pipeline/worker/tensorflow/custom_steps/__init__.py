@@ -3,39 +3,40 @@
 While a model's own `train_step` or `test_step` is traced on a replica, gradients of variables are weighed by the
 replica's share of the examples and added over replicas where a tape gives them, before anyone clips or applies them.
 A metric that is given a number of the batch counts it by that share; one that is given examples adds up as it is.
+A step is a person's code, written for one device, and is left as it is: what it calls of Keras and TensorFlow is
+answered in their place while it is traced.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from pipeline.data.arrays import Nested
+from pipeline.private import ag_ctx, autograph_util
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError
-from pipeline.worker.patched import patched
+from pipeline.worker.patched import OfThread, all_patched, patched
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.custom_steps.watching import (
-    Flat,
-    Gradients,
-    Result,
-    Sources,
-    Watcher,
-    watched,
-    watching,
-)
 from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
 from pipeline.worker.tensorflow.loss_scaling.reduction import is_own
 from pipeline.worker.tensorflow.loss_scaling.updates import updating
 from pipeline.worker.tensorflow.step import Replicas
 
+# A metric, and the name of its result's part where that is a dictionary.
+Result: TypeAlias = tuple[keras.metrics.Metric, str | None]
+# What `Optimizer.apply` is given.
+Flat: TypeAlias = Sequence[Addend | None]
+# What `GradientTape.gradient` gives, and what it takes them of.
+Gradients: TypeAlias = Nested[Addend | None]
+Sources: TypeAlias = Nested[tf.Tensor | tf.Variable | keras.Variable]
 # A gradient is followed back through so many operations to the sums over replicas that it is made of.
 FOLLOWED = 1_000
 
@@ -64,6 +65,12 @@ class CustomSteps:
     # Are gradients taken of a sum over examples, which is told?
     sums: bool = False
 
+    def returned(self, training: bool) -> Returned:
+        """Returns what a step of training, or of validation, gives back."""
+        returned = self.train if training else self.test
+        assert returned is not None, "what cannot be evaluated is not validated"
+        return returned
+
 
 def given(batch: Batch, arrays: bool) -> Batch:
     """A batch as Keras hands it to a step: of arrays without y, x alone."""
@@ -90,17 +97,19 @@ def of(model: keras.Model) -> CustomSteps | None:
     return vars(model).get(steps.CUSTOM_AS)  # type: ignore[no-any-return]
 
 
-def known(model: keras.Model) -> CustomSteps:
-    """Returns the steps of a built model that are its own."""
-    return vars(model)[steps.CUSTOM_AS]  # type: ignore[no-any-return]
-
-
 def compiled_steps(
     model: keras.Model, replicas: Replicas, training: bool = True, xla: set[str] | None = None
 ) -> steps.Steps:
     """Compiles a number of steps that train `model`, or evaluate it, and update its metrics."""
-    step = steps.followed(model, replica_step(model, replicas, training, xla))
-    return steps.many(replicas.strategy, step, partial(_traced, model))
+    step, placement = replica_step(model, replicas, training, xla), vars(model).get(steps.PLACED_AS)
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        with updating(*steps.optimizers(model)), contextlib.nullcontext() if of(model) is None else watched():
+            yield
+
+    # All runs where the layers of a model are that is laid over several devices; see `placement`.
+    return steps.many(replicas.strategy, step if placement is None else placement.followed(step), around)
 
 
 def replica_step(
@@ -109,8 +118,7 @@ def replica_step(
     """One step of one replica; of a model's own the loss vector is [the step's loss, then its values]."""
     if (own := of(model)) is None:
         return steps.replica_step(model, replicas, training, xla)
-    returned, call = (own.train, model.train_step) if training else (own.test, model.test_step)
-    assert returned is not None, "what cannot be evaluated is not validated"
+    returned, call = own.returned(training), model.train_step if training else model.test_step
     for optimizer in own.optimizers if training else ():
         steps.all_reduce_once(optimizer)
     moving = normalization.apart(model) if training and replicas.collective.replicas > 1 else []
@@ -124,10 +132,114 @@ def replica_step(
     return step
 
 
-@contextlib.contextmanager
-def _traced(model: keras.Model) -> Iterator[None]:
-    with updating(*steps.optimizers(model)), contextlib.nullcontext() if of(model) is None else watched():
-        yield
+class Watcher:
+    """Answers what a step calls, given that `call`: its subclasses have `gradient`, `apply`, `update` and `loss`."""
+
+    def __init__(self) -> None:
+        self.results: list[tuple[tf.Tensor, Result]] = []
+
+    def result(self, metric: keras.metrics.Metric, call: Callable[[], Nested[tf.Tensor]]) -> Nested[tf.Tensor]:
+        """`Metric.result`."""
+        return call()
+
+    def metric_of(self, value: tf.Tensor) -> Result | None:
+        """The metric that has given a value; None where none has."""
+        return next((result for tensor, result in self.results if tensor is value), None)
+
+
+_watcher: OfThread[Any] = OfThread(None)
+
+
+def watching(watcher: Watcher | None) -> contextlib.AbstractContextManager[None]:
+    """Inside, in this thread, what a step calls is answered by the watcher, or as ever."""
+    return _watcher.held(watcher)
+
+
+def watched() -> contextlib.AbstractContextManager[None]:
+    """Inside, steps can be watched. Entered around all replicas, since what is changed is the same for all of them."""
+    # A `tf.function` that a step calls becomes a part of the step: replicas cannot add up inside a function of its own.
+    return all_patched(
+        (kind, {name: _answered(vars(kind)[name], answer)})
+        for owner, name, answer in _ANSWERS
+        for kind in kinds(owner)
+        if name in vars(kind)
+    )
+
+
+def _answered(call: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
+
+    def instead(owner: object, *values: object, **named: object) -> object:
+        watcher = _watcher.value
+        return (call if watcher is None else partial(answer, watcher, call))(owner, *values, **named)
+
+    # Not even where AutoGraph converts what calls it.
+    return tf.autograph.experimental.do_not_convert(instead)  # type: ignore[no-any-return]
+
+
+def kinds(owner: type) -> set[type]:
+    """A class, those that it is made of, and all that are made of it."""
+    family, below = set(owner.__mro__) - {object}, [owner]
+    while below:
+        kind = below.pop()
+        family.add(kind)
+        below += set[type](kind.__subclasses__()) - family
+    return family
+
+
+def _gradient(watcher: Any, call: Any, tape: object, target: object, sources: Sources, *rest: Any, **named: Any) -> Any:
+    # Inside a gradient, one of variables is a part of it, as of a layer that is computed twice.
+    with watching(None):
+        return watcher.gradient(lambda variables: call(tape, target, variables, *rest, **named), target, sources)
+
+
+def _apply(watcher: Any, call: Any, optimizer: object, grads: Flat, trainable_variables: object = None) -> None:
+    with watching(None):
+        watcher.apply(optimizer, lambda sums: call(optimizer, sums, trainable_variables), grads, trainable_variables)
+
+
+def _update(watcher: Any, call: Any, metric: keras.metrics.Metric, *values: Any, **named: Any) -> Any:
+    # One made of others leaves it to them; one whose state is no sum sees the whole global batch, see `metrics.py`.
+    if not getattr(metric, "_variables", None) or "update_state" in vars(metric):
+        return call(metric, *values, **named)
+    # Of one number for each update, the second argument are weights, as of `Mean` and `Sum`.
+    alone = isinstance(metric, keras.metrics.Mean | keras.metrics.Sum) and len(values) == 2
+    weights = values[1] if alone else named.get("sample_weight")
+    others = [*values[: 1 if alone else None], *(named[name] for name in named if name != "sample_weight")]
+    with watching(None):
+        return watcher.update(metric, lambda: call(metric, *values, **named), others, weights)
+
+
+def _result(watcher: Watcher, call: Any, metric: keras.metrics.Metric) -> Nested[tf.Tensor]:
+    value = watcher.result(metric, lambda: call(metric))
+    parts = value.items() if isinstance(value, dict) else [(None, value)]
+    # Of one within another, the inner one comes first.
+    watcher.results += [(tensor, (metric, name)) for name, tensor in parts if watcher.metric_of(tensor) is None]
+    return value
+
+
+def _loss(watcher: Any, call: Any, loss: keras.losses.Loss, *values: Any, **named: Any) -> Any:
+    both = [*values, *(named[name] for name in ("y_true", "y_pred", "sample_weight") if name in named)]
+    with watching(None):
+        return watcher.loss(loss, *both)
+
+
+def _function(watcher: Any, call: Any, function: Any, *values: Any, **named: Any) -> Any:
+    if not function._autograph:
+        return function.python_function(*values, **named)
+    with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
+        options = function._experimental_autograph_options
+        return autograph_util.py_func_from_autograph(function.python_function, options)(*values, **named)
+
+
+# What is called of which class, and what answers it.
+_ANSWERS: tuple[tuple[type, str, Callable[..., Any]], ...] = (
+    (tf.GradientTape, "gradient", _gradient),
+    (keras.optimizers.Optimizer, "apply", _apply),
+    (keras.metrics.Metric, "update_state", _update),
+    (keras.metrics.Metric, "result", _result),
+    (keras.losses.Loss, "__call__", _loss),
+    (tf.types.experimental.PolymorphicFunction, "__call__", _function),
+)
 
 
 class _Replica(Watcher):
@@ -152,8 +264,10 @@ class _Replica(Watcher):
         self._used = [] if self._alone else list(returned.used)
         with losses.traced(self._share, training=True), watching(self), _in_words(step):
             logs = flattened(step(batch))
+        loss, counted = logs[returned.loss], self.metric_of(logs[returned.loss])
+        loss = tf.reduce_mean(_mean(loss if counted is None else self._numbers.get(id(counted[0]), loss)))
         values = [_mean(logs[name], sizes) for name, sizes in returned.values.items()]
-        flat = tf.concat([tf.reshape(value, [-1]) for value in [self._loss(logs[returned.loss]), *values]], 0)
+        flat = tf.concat([tf.reshape(value, [-1]) for value in [loss, *values]], 0)
         if not self._alone:
             flat = tf.where(self._share > 0, flat * self._share, 0.0)
         summed, *changes = self._collective.sum([flat, *normalization.changes(moving, before, self._share)])
@@ -235,10 +349,8 @@ class _Replica(Watcher):
             if id(tensor) in sums or id(tensor) in followed or tensor.dtype == tf.resource:
                 continue
             followed.add(id(tensor))
-            kind = tensor.op.type
-            if kind in ("Placeholder", "PlaceholderWithDefault") or kind.startswith("StatelessRandom"):
-                return False
-            if kind != "ReadVariableOp" and tensor.op.op_def.is_stateful:
+            kind, is_stateful = tensor.op.type, tensor.op.op_def.is_stateful and tensor.op.type != "ReadVariableOp"
+            if is_stateful or kind.startswith(("Placeholder", "StatelessRandom")):
                 return False
             ahead += tensor.op.inputs
         return not ahead
@@ -249,10 +361,6 @@ class _Replica(Watcher):
         if not shape.rank:
             return shape.rank is None
         return shape[0] is None or (self._examples is not None and shape[0] % max(1, self._examples) == 0)
-
-    def _loss(self, value: tf.Tensor) -> tf.Tensor:
-        result = self.metric_of(value)
-        return tf.reduce_mean(_mean(value if result is None else self._numbers.get(id(result[0]), value)))
 
 
 def _mean(value: tf.Tensor, sizes: Sequence[int] | None = None) -> tf.Tensor:

@@ -15,9 +15,9 @@ from pipeline.data.arrays import Nested
 from pipeline.private_keras import compute_output_spec
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError, reason
+from pipeline.worker.tensorflow import custom_steps
 from pipeline.worker.tensorflow import loss_scaling as losses
-from pipeline.worker.tensorflow.custom_steps import CustomSteps, Returned, flattened, given, known
-from pipeline.worker.tensorflow.custom_steps.watching import Gradients, Sources, Watcher, watched, watching
+from pipeline.worker.tensorflow.custom_steps import CustomSteps, Gradients, Returned, Sources, Watcher
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction
 from pipeline.worker.tensorflow.step import CUSTOM_AS
@@ -27,7 +27,7 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
     """Builds a compiled model with steps of its own, in its strategy's scope, for such a batch. Raises `ModelError`."""
     symbols = keras.tree.map_structure(
         lambda leaf: keras.KerasTensor((None, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype)),
-        given(batch, arrays),
+        custom_steps.given(batch, arrays),
     )
     look, whole = _Look(), all(layer.built for layer in model._flatten_layers(include_self=False))
     train = _returned(look, model, "train_step", symbols)
@@ -58,13 +58,13 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
 
 def sums_over_examples(model: keras.Model, batch: Batch) -> list[str]:
     """Returns a note on a built model that takes gradients of a sum over examples, tried on made-up ones; else none."""
-    own = known(model)
+    own: CustomSteps = vars(model)[CUSTOM_AS]
     state = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in model.metrics_variables]
 
     def tried(piece: Batch, share: float) -> list[float]:
         look = _Look()
-        with losses.without_keras_scaling(), watched(), keras.StatelessScope(state):
-            look.at(model.train_step, given(piece, own.arrays))
+        with losses.without_keras_scaling(), custom_steps.watched(), keras.StatelessScope(state):
+            look.at(model.train_step, custom_steps.given(piece, own.arrays))
         return [reduction.total(target) for target in look.targets]
 
     try:
@@ -86,7 +86,7 @@ def sums_over_examples(model: keras.Model, batch: Batch) -> list[str]:
 def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[keras.KerasTensor]) -> Returned:
     step = getattr(model, name)
     try:
-        with watched():
+        with custom_steps.watched():
             compute_output_spec(lambda batch: look.at(step, batch), symbols)
     except Exception as error:  # whatever a person's code raises
         raise ModelError(
@@ -97,24 +97,22 @@ def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[kera
     if not isinstance(logs, Mapping) or not logs:
         received = f"{type(logs).__name__} from that of {type(model).__name__}"
         raise ModelError(f"a {name} that returns a dictionary of names and values", received, 'return {"loss": loss}')
-    logs = flattened(logs)
+    logs = custom_steps.flattened(logs)
     results = {name: look.metric_of(value) for name, value in logs.items()}
     metrics = {name: result for name, result in results.items() if result is not None}
     if "loss" in metrics and metrics["loss"][0] not in look.updated:
         # That of Keras's own step, which says 0 of a step that never tells it.
         del metrics["loss"]
-    values = {name: _sizes(name, value) for name, value in logs.items() if results[name] is None}
+    values = dict[str, tuple[int, ...]]()
+    for name, value in ((name, tf.convert_to_tensor(value)) for name, value in logs.items() if results[name] is None):
+        sizes = value.shape[1:] if value.shape.rank and value.shape[0] is None else value.shape
+        if not sizes.is_fully_defined():
+            received = f"{name} of shape {value.shape}"
+            raise ModelError("values of known sizes from a step of the model's own", received, "its mean")
+        values[name] = tuple(sizes.as_list())
     named = [name for name in logs if name in metrics or name in values] or list(logs)
     loss = min(named, key=lambda name: (name != "loss", "loss" not in name, name in metrics))
     return Returned(metrics, values, loss, look.used)
-
-
-def _sizes(name: str, value: tf.Tensor) -> tuple[int, ...]:
-    shape = tf.convert_to_tensor(value).shape
-    sizes = shape[1:] if shape.rank and shape[0] is None else shape
-    if not sizes.is_fully_defined():
-        raise ModelError("values of known sizes from a step of the model's own", f"{name} of shape {shape}", "its mean")
-    return tuple(sizes.as_list())
 
 
 class _Look(Watcher):
@@ -130,7 +128,7 @@ class _Look(Watcher):
         self.targets: list[tf.Tensor] = []
 
     def at(self, step: Callable[[Batch], Mapping[str, tf.Tensor]], batch: Batch) -> tuple[()]:
-        with watching(self):
+        with custom_steps.watching(self):
             self.logs = step(batch)
         # While its graph is there.
         symbols = [pair for pair in self.results if tf.is_symbolic_tensor(pair[0])]

@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -19,8 +19,7 @@ from pipeline.worker.collective import Pausable
 from pipeline.worker.data.reading import Batch, pieces
 from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.model_error import ModelError, told
-from pipeline.worker.tensorflow.agreement import texts
-from pipeline.worker.tensorflow.collective import Addend, by_replica, lost_a_peer
+from pipeline.worker.tensorflow.collective import Addend, by_replica, lost_a_peer, texts
 from pipeline.worker.tensorflow.equality_check.trial import Trial, Trials
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling import probing
@@ -104,11 +103,10 @@ class _Comparison:
             return trials.on_one(whole, until=until) if where.chief else Trial()
 
         one = self._together(forward)
-        if self._own is None:
-            quick = self._is_small and one.cpu_seconds <= QUICK_SECONDS
-            trials.with_gradients = bool(self._told(FULL * quick)[0])
-            if trials.with_gradients:
-                one = self._together(lambda: trials.on_one(whole) if where.chief else Trial())
+        quick = self._is_small and one.cpu_seconds <= QUICK_SECONDS
+        if self._own is None and self._told(FULL * quick)[0]:
+            trials.with_gradients = True
+            one = self._together(lambda: trials.on_one(whole) if where.chief else Trial())
         on_all = partial(trials.on_all, _count(whole), parts)
         # Others would wait for ever for one that failed; what may fail has been tried.
         replicas = self._together(on_all) if where.processes == 1 else on_all()
@@ -167,8 +165,8 @@ class _Comparison:
         return result
 
     def _told(self, text: str) -> list[str]:
-        alone = self._where.processes == 1
-        return [text] if alone else texts(self._loop.strategy, self._collective, self._where, text)
+        strategy, where = self._loop.strategy, self._where
+        return [text] if where.processes == 1 else texts(strategy, self._collective, where, text)
 
 
 def _count(batch: Batch) -> int:
@@ -217,8 +215,11 @@ def _explained(differences: list[Difference], layer: Difference | None, aligned:
 
 def _differences(all_replicas: Trial, one: Trial, tolerance: float, disturbed: Trial | None = None) -> list[Difference]:
     """Lists what differs by more than `tolerance`, and by more than `disturbed`, one device's step with noise, does."""
-    candidates = _candidates(all_replicas, one, disturbed)
-    differing = [difference for difference, noise in candidates if _is_told(difference.relative, noise, tolerance)]
+    differing = [
+        Difference(what, name, float(apart) if np.isfinite(apart) else None, *numbers)
+        for apart, noise, what, name, *numbers in _candidates(all_replicas, one, disturbed)
+        if not np.isfinite(apart) or (apart > tolerance and not apart <= TIMES_NOISE * noise)
+    ]
     switched = all(
         difference.what == "gradient" and difference.relative is not None and difference.relative <= SWITCHED
         for difference in differing
@@ -239,45 +240,35 @@ def _first_layer(
                 if expected is not None and other is not None:
                     worst = max(worst, _apart(leaf.numpy(), expected))
                     noise = max(noise, _apart(other, expected))
-        if _is_told(worst, noise, tolerance):
+        if worst > tolerance and not worst <= TIMES_NOISE * noise:
             return Difference("output", name, worst)
     return None
 
 
-def _candidates(all_replicas: Trial, one: Trial, disturbed: Trial | None) -> Iterator[tuple[Difference, float]]:
-    """Losses, metrics, state and gradients, each with what noise makes of it."""
+def _candidates(all_replicas: Trial, one: Trial, disturbed: Trial | None) -> Iterator[tuple[Any, ...]]:
+    """(how far apart, what noise makes of it, kind, name, both numbers) of losses, metrics, state and gradients."""
     for (what, name), number in one.numbers.items():
         of_all = all_replicas.numbers[what, name]
         of_noise = number if disturbed is None else disturbed.numbers[what, name]
         size = max(abs(of_all), abs(number), LEAST)
         apart, noise = (_apart(np.array(value), np.array(number), size) for value in (of_all, of_noise))
-        yield Difference(what, name, _told(apart), of_all, number), noise
+        yield apart, noise, what, name, of_all, number
     for path, (expected_copy, *_) in one.state.items():
         noisy_copies = [] if disturbed is None else disturbed.state[path]
         apart = max((_apart(copy, expected_copy) for copy in all_replicas.state.get(path, [])), default=np.inf)
         noise = max((_apart(value, expected_copy) for value in noisy_copies), default=0.0)
-        yield Difference("state", path, _told(apart)), noise
-    pairs, arrays = list[tuple[Difference, float]](), list(map(_values, one.gradients.values()))
+        yield apart, noise, "state", path
+    differing, arrays = list[tuple[float, str]](), list(map(_values, one.gradients.values()))
     # The root of the mean square of all elements.
     typical = float((sum(_size(array) ** 2 for array in arrays) / max(sum(array.size for array in arrays), 1)) ** 0.5)
+    # A unit that rounding switches on or off changes some gradients and no others: the noise of the largest counts.
+    trials, largest = [all_replicas, one] if disturbed is None else [all_replicas, one, disturbed], 0.0
     for path in one.gradients:
-        trials = [all_replicas, one] if disturbed is None else [all_replicas, one, disturbed]
         ours, expected, *noisy = _aligned([trial.gradients[path] for trial in trials])
         size = max(_size(expected), LEAST_SHARE * typical * expected.size**0.5)
-        noise = _apart(noisy[0], expected, size) if noisy else 0.0
-        pairs.append((Difference("gradient", path, _told(_apart(ours, expected, size))), noise))
-    # A unit that rounding switches on or off changes some gradients and no others: the noise of the largest counts.
-    largest = max((noise for _, noise in pairs), default=0.0)
-    yield from ((difference, largest) for difference, _ in pairs)
-
-
-def _is_told(relative: float | None, noise: float, tolerance: float) -> bool:
-    return relative is None or (relative > tolerance and not relative <= TIMES_NOISE * noise)
-
-
-def _told(apart: float) -> float | None:
-    """None for what is no number on one side alone."""
-    return float(apart) if np.isfinite(apart) else None
+        largest = max([largest, *(_apart(one, expected, size) for one in noisy)])
+        differing.append((_apart(ours, expected, size), path))
+    yield from ((apart, largest, "gradient", path) for apart, path in differing)
 
 
 def _apart(ours: np.ndarray, expected: np.ndarray, size: float | None = None) -> float:
@@ -306,8 +297,7 @@ def _as_float(array: np.ndarray) -> np.ndarray:
 
 
 def _values(gradient: Addend) -> np.ndarray:
-    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    return np.asarray(values, np.float32)
+    return np.asarray(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, np.float32)
 
 
 def _aligned(gradients: Sequence[Addend]) -> list[np.ndarray]:

@@ -27,7 +27,7 @@ from pipeline.worker.patched import all_patched, patched
 from pipeline.worker.tensorflow import custom_steps
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.collective import Addend, by_replica
-from pipeline.worker.tensorflow.custom_steps.watching import kinds, watched
+from pipeline.worker.tensorflow.custom_steps import kinds, watched
 from pipeline.worker.tensorflow.loop import Loop, copies, values_of
 from pipeline.worker.tensorflow.loss_scaling.metrics import held_here
 from pipeline.worker.tensorflow.loss_scaling.reduction import fixed_randomness

@@ -8,7 +8,7 @@ every mean over examples and for penalties on weights alike, the shares adding u
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import keras
@@ -20,7 +20,7 @@ from pipeline.worker.data.reading import Batch
 from pipeline.worker.patched import patched
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import reduction
-from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, as_one_device, is_as_one_device
+from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, as_one_device
 from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction, tolerance_of, total
 
 
@@ -65,8 +65,7 @@ def weighted(
     training: bool,
     whole: GlobalBatch | None = None,
 ) -> tf.Tensor:
-    """Returns float32 [total, then the loss of each output where there are several], whose sum over replicas is one
-    device's.
+    """Returns float32 [total, then each output's loss where there are several], which add up to one device's.
 
     This replica holds `share` (0 to 1) of the global batch; with `whole` every replica computes it on all of that.
     """
@@ -74,7 +73,7 @@ def weighted(
     if whole is not None:
         x = whole.of(x) if reduction.is_own(model, "compute_loss") else x
         y, y_pred, weights = whole.of(y), whole.of(y_pred), whole.of(weights)
-    at_once = contextlib.nullcontext() if whole is None else as_one_device()
+    at_once = contextlib.nullcontext() if whole is None else as_one_device.held(True)
     with at_once, traced(share, training, as_is=is_sum) as values:
         total = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=training)
     parts = [tf.reduce_sum(tf.cast(value, tf.float32)) * share for value in [total, *values]]
@@ -104,7 +103,7 @@ def call(model: keras.Model, x: Batch, training: bool) -> Batch:
 class Rules:
     """Reductions of what a layer adds in training (True) or not, and of the `whole` loss that a model computes."""
 
-    added: dict[bool, tuple[Reduction, ...]] = field(default_factory=dict)
+    added: Mapping[bool, tuple[Reduction, ...]] = field(default_factory=dict)
     whole: Reduction | None = None
 
 
@@ -185,11 +184,11 @@ class ExactLoss:
         if _tracing.values is None:
             # No step of ours: a callback evaluates a copy of the model.
             return self.loss(y_true, y_pred, sample_weight)
-        apart = self._collective.replicas > 1 and not (_tracing.as_is or is_as_one_device() or _tracing.alone)
+        apart = self._collective.replicas > 1 and not (_tracing.as_is or as_one_device.value or _tracing.alone)
         _tracing.rank, _tracing.mask, _tracing.weighed = None, None, self._weighed if apart else None
         value = self.loss(y_true, y_pred, sample_weight)
         _tracing.weighed = None
-        part, scaled = None if is_as_one_device() else self._part(y_pred, sample_weight), value
+        part, scaled = None if as_one_device.value else self._part(y_pred, sample_weight), value
         if part is not None:
             scaled *= tf.cast(tf.math.divide_no_nan(part, _tracing.share), value.dtype)
         _tracing.values.append(scaled)

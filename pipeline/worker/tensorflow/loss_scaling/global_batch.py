@@ -42,9 +42,8 @@ class GlobalBatch:
     ) -> None:
         """This replica has a `batch`, a `share` of the global batch's examples; one without a share only pads.
 
-        `always_fed` promises that no replica is ever without examples, `static` that all always have as many. There are
-        `most` examples; None leaves it open, which processes can exchange in calls of one step alone: TensorFlow keeps
-        the shape.
+        `always_fed`: no replica is ever without examples; `static`: all always have as many. There are `most` examples;
+        None leaves it open, which processes can exchange in calls of one step alone: TensorFlow keeps the shape.
         """
         leaf = tf.nest.flatten(batch)[0]
         # None where batches differ in size.
@@ -66,7 +65,19 @@ class GlobalBatch:
 
     def of(self, values: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
         """Values of this replica's examples [here, ...] as those of all replicas' [global batch, ...], masks too."""
-        return keras.tree.map_structure(lambda value: None if value is None else self._of(value), values)
+
+        def whole_of(value: tf.Tensor | None) -> tf.Tensor | None:
+            if value is None:
+                return None
+            value = tf.convert_to_tensor(value)
+            if id(value) not in self._known:
+                mask, whole = get_keras_mask(value), self._gathered(value)
+                if mask is not None:
+                    set_keras_mask(whole, self._gathered(mask))
+                self._known[id(value)] = (value, whole)
+            return self._known[id(value)][1]
+
+        return keras.tree.map_structure(whole_of, values)
 
     def here(self, values: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
         """Values of this replica's examples, masks too, without one that only stands for none."""
@@ -80,16 +91,6 @@ class GlobalBatch:
         """A sum over this replica's examples, or a mean over them, as that over all replicas'."""
         weighted = value if is_sum else value * tf.cast(self.share, value.dtype)
         return self.collective.sum([tf.where(self.share > 0, weighted, tf.zeros((), value.dtype))])[0]
-
-    def _of(self, value: tf.Tensor) -> tf.Tensor:
-        value = tf.convert_to_tensor(value)
-        if id(value) not in self._known:
-            mask = get_keras_mask(value)
-            whole = self._gathered(value)
-            if mask is not None:
-                set_keras_mask(whole, self._gathered(mask))
-            self._known[id(value)] = (value, whole)
-        return self._known[id(value)][1]
 
     def _gathered(self, value: tf.Tensor) -> tf.Tensor:
         if value.dtype.is_floating:
@@ -129,25 +130,16 @@ def first_of(value: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     return examples
 
 
-_whole: OfThread[GlobalBatch | None] = OfThread(None)
-# Is what is computed of the whole global batch?
-_as_one = OfThread(False)
+# The global batch of the step that is traced now.
+current: OfThread[GlobalBatch | None] = OfThread(None)
+# Is what is computed of the whole global batch, so that whoever asks for it has it already?
+as_one_device = OfThread(False)
 
 
 def of_step(whole: GlobalBatch) -> contextlib.AbstractContextManager[None]:
     """Inside, this replica makes a step on its part of such a global batch, of which a loss may ask for the whole."""
     _answer()
-    return _whole.held(whole)
-
-
-def as_one_device() -> contextlib.AbstractContextManager[None]:
-    """Inside, what is computed is of the whole global batch, and whoever asks for it has it already."""
-    return _as_one.held(True)
-
-
-def is_as_one_device() -> bool:
-    """True while what is computed is of the whole global batch."""
-    return _as_one.value
+    return current.held(whole)
 
 
 def _answer() -> None:
@@ -161,9 +153,9 @@ def _answer() -> None:
     def all_gather(
         self: tf.distribute.ReplicaContext, value: Nested[tf.Tensor], axis: int, options: object = None
     ) -> Nested[tf.Tensor]:
-        if _as_one.value:
+        if as_one_device.value:
             return value
-        if (whole := _whole.value) is None or axis != 0 or not all(map(whole.has, tf.nest.flatten(value))):
+        if (whole := current.value) is None or axis != 0 or not all(map(whole.has, tf.nest.flatten(value))):
             return gather(self, value, axis, options)
         # Nothing flows back from a replica without examples.
         counts = whole.share > 0
@@ -172,9 +164,9 @@ def _answer() -> None:
     def all_reduce(
         self: tf.distribute.ReplicaContext, reduce_op: object, value: Nested[tf.Tensor], options: object = None
     ) -> Nested[tf.Tensor]:
-        if _as_one.value:
+        if as_one_device.value:
             return value
-        if (whole := _whole.value) is not None and _name_of(reduce_op) == "SUM":
+        if (whole := current.value) is not None and _name_of(reduce_op) == "SUM":
             # 0 where it has no examples; rows, which are none of `tf.Tensor`, stay rows.
             counts = whole.share > 0
             value = tf.nest.map_structure(
@@ -189,11 +181,6 @@ def _answer() -> None:
 
 def _name_of(reduce_op: object) -> str:
     return str(getattr(reduce_op, "value", reduce_op)).upper()
-
-
-def current() -> GlobalBatch | None:
-    """The global batch of the step that is traced now; None where none is."""
-    return _whole.value
 
 
 def together(step: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:

@@ -20,7 +20,7 @@ from pipeline.worker.data.reading import Batch
 from pipeline.worker.patched import all_patched
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.loss_scaling import reduction
-from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, current, is_as_one_device
+from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, as_one_device, current
 from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction
 from pipeline.worker.variables import kept_by_metrics
 
@@ -31,16 +31,11 @@ Updates: TypeAlias = Sequence[list[Any]]
 Tried: TypeAlias = tuple[keras.metrics.Metric, Updates]
 
 
-def of_model(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The metrics that a person sees: those compiled, the model's own, and its layers'."""
-    of_losses = model._compile_loss.metrics if model._compile_loss else []
-    left_out = [model._compile_metrics, model._loss_tracker, *of_losses]
-    others = [metric for metric in model.metrics if not any(metric is other for other in left_out)]
-    return _distinct([*_compiled(model), *others])
-
-
 def _own(model: keras.Model) -> list[keras.metrics.Metric]:
-    return [metric for metric in of_model(model) if not any(metric is other for other in _compiled(model))]
+    """The metrics of a model and its layers that a person sees, and that it is not compiled with."""
+    of_losses = model._compile_loss.metrics if model._compile_loss else []
+    left_out = [model._compile_metrics, model._loss_tracker, *of_losses, *_compiled(model)]
+    return _distinct(metric for metric in model.metrics if not any(metric is other for other in left_out))
 
 
 def _compiled(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -68,7 +63,8 @@ def not_added(model: keras.Model, batch: Batch) -> list[keras.metrics.Metric]:
 
 def on_global_batch(model: keras.Model) -> list[keras.metrics.Metric]:
     """The metrics that see the whole global batch."""
-    return [metric for metric in of_model(model) if isinstance(vars(metric).get("update_state"), _OnGlobalBatch)]
+    every = _distinct([*_compiled(model), *_own(model)])
+    return [metric for metric in every if isinstance(vars(metric).get("update_state"), _OnGlobalBatch)]
 
 
 def given_back(model: keras.Model) -> None:
@@ -91,17 +87,6 @@ def put(variable: keras.Variable, value: np.ndarray, chief: bool) -> None:
     for place, copy in enumerate(getattr(variable.value, "values", (variable.value,))):
         has_it = variable.aggregation != "sum" or (chief and not place)
         copy.assign(value if has_it else np.zeros_like(value))
-
-
-@contextlib.contextmanager
-def here(variables: Sequence[keras.Variable], values: list[np.ndarray]) -> Iterator[None]:
-    """Inside, variables have these values in this process alone; `values` gets what they come to."""
-    own: list[tf.Variable] = []
-    try:
-        with held_here(variables, values) as own:
-            yield
-    finally:
-        values[:] = [np.array(variable.numpy()) for variable in own]
 
 
 @contextlib.contextmanager
@@ -157,7 +142,7 @@ class _OnGlobalBatch:
         self._numbers = [reduction.reduction_of(values) for values in zip(*numbers, strict=False)]
 
     def __call__(self, *values: Nested[tf.Tensor], **named: Nested[tf.Tensor]) -> None:
-        update, whole = type(self._metric).update_state, current()
+        update, whole = type(self._metric).update_state, current.value
         if whole is None:
             update(self._metric, *values, **named)
             return
@@ -185,7 +170,7 @@ class _OnGlobalBatch:
         whole.numbers[id(self)] += 1
         is_sum = place < len(self._numbers) and self._numbers[place] is Reduction.SUM
         # A loss of the whole is the same on all replicas, whose shares add up to one.
-        return whole.summed(value, is_sum and not is_as_one_device())
+        return whole.summed(value, is_sum and not as_one_device.value)
 
 
 def _is_number(value: Any) -> bool:

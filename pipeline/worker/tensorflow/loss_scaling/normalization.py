@@ -30,7 +30,7 @@ def _moments(
     # takes three times as long where they are small, and those of a masked input not at all.
     if tf.distribute.in_cross_replica_context():
         return type(layer)._moments(layer, inputs, mask)  # type: ignore[no-any-return]
-    axes, whole = layer._reduction_axes, current()
+    axes, whole = layer._reduction_axes, current.value
     present = None if whole is None else whole.present
     (channels,) = layer.moving_mean.shape
     shape = [1 if axis in axes else channels for axis in range(1 + len(axes))]
