@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing import forkserver
@@ -86,17 +87,17 @@ def begun(do: Callable[[], int | None], out: IO[str], err: IO[str]) -> BaseProce
 
 def _ended(folder: Path, names: Sequence[str]) -> Iterator[int]:
     """Runs programs; yields the exit code of each as it ends, which it prints."""
-    left, running = list(names), dict[int, tuple[str, BaseProcess]]()
+    left, running = list(names), dict[int, tuple[str, BaseProcess, float]]()
     while left or running:
         while left and len(running) < AT_ONCE:
             name = left.pop(0)
             with (folder / f"{name}.log").open("w") as log:
                 process = begun(partial(_program, name, folder / f"{name}.json"), log, log)
-            running[process.sentinel] = name, process
+            running[process.sentinel] = name, process, time.monotonic()
         for sentinel in wait(running):
-            name, process = running.pop(sentinel)  # type: ignore[call-overload]
+            name, process, began = running.pop(sentinel)  # type: ignore[call-overload]
             process.join()
-            print(f"{name}: {process.exitcode}", flush=True)
+            print(f"{name}: {process.exitcode}, {time.monotonic() - began:.0f} s", flush=True)
             yield int(process.exitcode or 0)
 
 
