@@ -1,6 +1,6 @@
 """All that is taken from TensorFlow and Keras beyond what they promise to keep, and what for.
 
-An upgrade may move any of it: `tests/test_private.py` names what is gone. What is added here has no public way.
+An upgrade may move any of it: `tests/test_imports.py` names what is gone. What is added here has no public way.
 """
 
 # The mask that layers pass on beside a tensor, which a loss is to honour.

@@ -1,4 +1,7 @@
-"""What the conductor must never import, who may import whom, and that every choice is explained."""
+"""What commands never import, who may import whom, what private names are there, and that files hold no code that runs.
+
+Names of losses, metrics and optimizers, which are refused before Keras is imported, are those of the Keras there is.
+"""
 
 import ast
 import inspect
@@ -11,13 +14,19 @@ from collections.abc import Iterator
 from importlib import import_module, metadata
 from pathlib import Path
 
+import keras
 import pytest
+import tensorflow as tf
 from conftest import ROOT, environment
+from keras.src import losses, metrics, optimizers
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from pipeline import private, private_jax, private_keras
 from pipeline.config import offered
+from pipeline.plan.checks import LOSSES, METRICS, OPTIMIZERS
+from pipeline.worker.tensorflow.loss_scaling.reduction import _INSTEAD
 
 SLOW = ("tensorflow", "keras", "mlflow", "sklearn", "pandas", "matplotlib")
 
@@ -172,3 +181,125 @@ def test_a_command_looks_for_no_garbage_among_what_it_has_imported():
     looks, frozen = map(int, shown.stdout.rpartition("LOOKS")[2].split())
     assert shown.returncode == 2
     assert (looks < 100, frozen > 50_000) == (True, True), (looks, frozen)
+
+
+# What is used of public classes, and of what is made of private ones, under names that are not promised either.
+OF_CLASSES = {
+    "collective.CollectiveAllReduceExtended": "_initialize_local_devices",
+    "context.Context": "configure_coordination_service",
+    "keras.Model": "_flatten_layers _symbolic_build _compute_loss _should_eval",
+    "keras.callbacks.EarlyStopping": "_set_monitor_op",
+    "keras.optimizers.Optimizer": """
+        _apply_weight_decay _backend_apply_gradients _backend_increment_gradient_accumulators _backend_update_step
+        _backend_reset_gradient_accumulators _clip_gradients _track_variable _update_model_variables_moving_average
+    """,
+    "parameter_server_strategy.ParameterServerStrategyExtended": "_create_var_creator _container_strategy",
+    "parameter_server_strategy_v2.ParameterServerStrategyV2Extended": "_create_variable_round_robin",
+    "LRUCache": "get put",
+    "tf.Graph": "_get_function",
+    "tf.Operation": "_set_attr",
+    "tf.data.Dataset": "_as_serialized_graph _inputs",
+    "tf.distribute.MirroredStrategy": "_collective_key_base",
+    "tf.distribute.MultiWorkerMirroredStrategy": "_collective_key_base",
+}
+PRIVATE = re.compile(r"^(keras\.src|tensorflow\.python|tensorflow\.core)\b")
+
+
+def used() -> set[str]:
+    """Dotted names of what our files use of what `private*.py` take: `array_slicing.can_slice_array`."""
+    names = {f"{owner}.{name}" for owner, of_owner in OF_CLASSES.items() for name in of_owner.split()}
+    for path in sorted((ROOT / "pipeline").rglob("*.py")):
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        called = {
+            alias.asname or alias.name: alias.name
+            for node in nodes
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("pipeline.private")
+            for alias in node.names
+        }
+        chains = [ast.unparse(node).partition(".") for node in nodes if isinstance(node, ast.Attribute)]
+        names |= {
+            f"{called[root]}.{rest}" for root, _, rest in chains if root in called and re.fullmatch(r"[\w.]+", rest)
+        }
+    return names
+
+
+@pytest.mark.parametrize("name", sorted(used()))
+def test_what_is_used_of_it_is_still_there(name):
+    root, *rest = name.split(".")
+    modules = (private, private_keras, private_jax)
+    found = {"keras": keras, "tf": tf}.get(root) or next(getattr(one, root) for one in modules if hasattr(one, root))
+    for part in rest:
+        assert hasattr(found, part), f"{name} is gone from this version: see pipeline/private.py for its use"
+        found = getattr(found, part)
+
+
+def test_all_operations_that_draw_are_still_there():
+    assert [name for module, name in _INSTEAD if not hasattr(module, name)] == []
+
+
+def test_no_other_file_reaches_into_tensorflow_or_keras():
+    reaching = [f"{path.relative_to(ROOT)}: {module}" for path, module in imported() if PRIVATE.match(module)]
+    kept = [found for found in reaching if not found.startswith(("pipeline/private.py", "pipeline/private_keras.py"))]
+    # Keras's folder for downloads has no other name, and the data sets of a process without TensorFlow ask for it.
+    assert kept == ["pipeline/data/image_sets.py: keras.src.backend.config"]
+
+
+@pytest.mark.parametrize(("names", "get", "known"), [
+    (LOSSES, keras.losses.get, losses.ALL_OBJECTS_DICT),
+    (METRICS, None, metrics.ALL_OBJECTS_DICT),
+    (OPTIMIZERS, keras.optimizers.get, optimizers.ALL_OBJECTS_DICT),
+])  # fmt: skip
+def test_the_names_are_those_that_keras_has_but_for_what_needs_something_to_work_on(names, get, known):
+    needing = {"Loss", "LossFunctionWrapper", "Metric", "metric", "MeanMetricWrapper", "mean_metric_wrapper"}
+    needing |= {"optimizer", "optimizermap", "multioptimizer", "lossscaleoptimizer"}
+    of_compile = {"acc", "crossentropy", "ce"} if get is None else set()
+    assert {*names} == {*known, *of_compile} - needing
+    for name in names if get else ():
+        get(name)
+
+
+PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "jsonpickle"}
+# Keras's ways to make objects of what a file holds; the first has `safe_mode`, as those have that it is true for.
+LOADS = {"load_model", "deserialize_keras_object", "model_from_json"}
+
+
+CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "yaml.load_all"}
+
+
+def unsafe(source: str) -> list[str]:
+    """What a module's source does that may run what a file holds."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.split(".")[0] in PICKLES]
+        elif isinstance(node, ast.ImportFrom):
+            found += [str(node.module)] * ((node.module or "").split(".")[0] in PICKLES)
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            given = {each.arg: ast.unparse(each.value) for each in node.keywords if each.arg}
+            last = name.rpartition(".")[2]
+            if (
+                (last in LOADS and given.get("safe_mode") != "True")
+                or given.get("allow_pickle", "False") != "False"
+                or name in CALLS
+                or last in ("read_pickle", "enable_unsafe_deserialization")
+            ):
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_nothing_reads_a_pickle_or_loads_a_model_that_may_run_code() -> None:
+    found = {path: unsafe(path.read_text()) for path in (ROOT / "pipeline").rglob("*.py")}
+    assert len(found) > 100
+    assert {path: calls for path, calls in found.items() if calls} == {}
+
+
+@pytest.mark.parametrize("source", [
+    "import pickle", "from joblib import load", "numpy.load(f, allow_pickle=True)",
+    "numpy.load(f, allow_pickle=flag)", "keras.saving.load_model(p)", "load_model(p, safe_mode=False)",
+    "yaml.load(text)", "eval(text)",
+    "keras.config.enable_unsafe_deserialization()", "pandas.read_pickle(p)",
+])  # fmt: skip
+def test_what_would_is_found(source: str) -> None:
+    assert unsafe(source)
+    assert not unsafe("keras.saving.load_model(path, safe_mode=True)\nnumpy.load(path)\nyaml.safe_load(text)")

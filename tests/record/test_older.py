@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 from conftest import sampled
-from older_runs import OLD
 from plans import config, machine
+from run_events import OLD
 
 from pipeline.analyze import comparable, history, step_model
 from pipeline.commands.results import settings_of

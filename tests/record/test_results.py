@@ -14,7 +14,7 @@ from any_value import any_of, few
 from conftest import QUICK, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from older_runs import OLD
+from run_events import OLD
 
 from pipeline.commands.results import compare
 from pipeline.config.parts import flat, leaves

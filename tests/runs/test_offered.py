@@ -147,17 +147,17 @@ def environ(tmp_path):
     """Where a package is installed whose choices are named theirs, or by what is wrong with them."""
     files = {
         "site/hydra_plugins/theirs.py": SEARCHED,
-        "site/their_choices.py": (SUPPORT / "their_choices.py").read_text(),
+        "site/theirs.py": (SUPPORT / "theirs.py").read_text(),
         "site/their_ruin.py": "import nothing_there\n\n\ndef anything():\n    pass\n",
         "site/their_conf/__init__.py": "",
     }
     for group in GROUPS:
         for name, function, arguments in (
-            ("theirs", f"their_choices.{FUNCTIONS[group]}", ARGUMENTS[group]),
-            ("gone", f"their_choices.{FUNCTIONS[group]}s", ARGUMENTS[group]),
-            ("signature", f"their_choices.{FUNCTIONS[group]}", WRONG[group]),
+            ("theirs", f"theirs.{FUNCTIONS[group]}", ARGUMENTS[group]),
+            ("gone", f"theirs.{FUNCTIONS[group]}s", ARGUMENTS[group]),
+            ("signature", f"theirs.{FUNCTIONS[group]}", WRONG[group]),
             ("ruin", "their_ruin.anything", ""),
-            ("fails", f"their_choices.fails_{group}", ""),
+            ("fails", "theirs.fails", ""),
         ):
             build = f"build:\n  _target_: {function}\n  {arguments}\n"
             files[f"site/their_conf/{group}/{name}.yaml"] = build + FACTS[group]
@@ -178,8 +178,8 @@ def test_a_choice_of_another_package_that_cannot_be_made_is_refused_before_anyth
     ran = asked("-m", f"{group}={','.join(names)}", "mode=plan", *FEW, **environ).failed(2)
     function, wrong = FUNCTIONS[group], WRONG[group].partition(":")[0]
     assert f"Expected {group}.build._target_ to name a function, received none." in ran.err
-    assert f"to name a function that exists, received their_choices.{function}s: no {function}s in" in ran.err
-    assert f"Expected an argument of their_choices.{function} (" in ran.err
+    assert f"to name a function that exists, received theirs.{function}s: no {function}s in" in ran.err
+    assert f"Expected an argument of theirs.{function} (" in ran.err
     assert f"received {group}.build.{wrong}. Try {group}.build.{wrong}s." in ran.err
     assert not list(ran.folder.glob("outputs/**/events.jsonl"))
     # A name that no package has is refused with those that are there.
@@ -194,7 +194,7 @@ def test_a_choice_of_another_package_that_fails_is_named_with_its_own_lines(pipe
     ran = pipeline("-m", f"{group}=ruin,fails", *others, *FEW, "measure.baseline=none", **environ).failed()
     assert "pipeline: ModuleNotFoundError: No module named 'nothing_there'" in ran.err
     assert "pipeline: ValueError: the moon is full" in ran.err
-    assert f"in fails_{group}" in ran.out
+    assert "in fails" in ran.out
     assert "Traceback" not in ran.err + ran.out
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 CONF = Path(__file__).with_name("conf")
+# Runs that version 0.1.0 wrote.
+OLD = CONF.parents[1] / "from_0_1_0"
 LONG = ("train.epochs=500", f"--config-dir={CONF}", "model=tiny", "data=digits", "train.check=off")
 
 
