@@ -29,7 +29,7 @@ from pipeline.config.composing import config_of
 from pipeline.config.schema import Config, Kind
 from pipeline.doctor.judge import BACKENDS, CHECKS, Expected, Finding, LinkFacts, Severity, judge_clock, judge_link
 from pipeline.doctor.look import installed
-from pipeline.driver.planner import planned_on
+from pipeline.driver.start import planned_on
 from pipeline.errors import UserError, refuse
 from pipeline.launch import Cluster, Helpers, LaunchError, Line, asking, cluster_of, signals
 from pipeline.plan.machine import Machine

@@ -274,7 +274,7 @@ def _conclude(points: Requests, session: Session) -> signals.Interrupted | None:
     if written is not None and interrupted is None:
         try:
             if sent := results.send(written, session.tracker(written.sweep.folder.parents[1])):
-                session.upload_later(sent, CLOSE_SECONDS)
+                session.pending[sent] = CLOSE_SECONDS
         except OSError as error:
             say_error(f"The report of the sweep was not written: {error}")
         unsent, interrupted = session.settle()

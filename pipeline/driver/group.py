@@ -3,6 +3,7 @@
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -70,41 +71,39 @@ class Replay:
         self._own.clear()
 
 
+@dataclass(eq=False)
 class Group:
-    """The processes of one plan: a job, the watch over it, and the plan. Their events go to `emit`."""
+    """The processes of one plan: a job, the watch over it, and the plan. Their events go to `_emit`."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        plan: Plan,
-        name: str,
-        folder: Path,
-        emit: Callable[[events.Event], None],
-        preemption: Preemption,
-        replay: Replay | None = None,
-    ) -> None:
-        self.plan, self.name, self.folder, self._emit = plan, name, folder, emit
-        self._preemption, self._replay, self._watch, self._stopped = preemption, replay, Watch(plan), False
+    cluster: InitVar[Cluster]
+    plan: Plan
+    name: str
+    folder: Path
+    _emit: Callable[[events.Event], None]
+    _preemption: Preemption
+    _replay: Replay | None = None
+    # How lost workers were replaced, in words.
+    replaced: list[str] = field(default_factory=list)
+    # How long this group worked on commands, and the others waited.
+    seconds: float = 0.0
+    # What this host used meanwhile; None if no counter can be read, or the use before a takeover is not known.
+    joules: float | None = field(init=False)
+    _stopped: bool = False
+
+    def __post_init__(self, cluster: Cluster) -> None:
+        self._watch, self.joules = Watch(self.plan), 0.0 if self._replay is None else None
+        # Seconds; of events that are replayed, those when they were logged.
+        self.clock = time.monotonic if self._replay is None else self._replay.clock
         # The last events of processes whose training was over.
         self._finished: dict[int, events.Finished] = {}
-        # How lost workers were replaced, in words.
-        self.replaced: list[str] = []
-        # How long this group worked on commands, and the others waited.
-        self.seconds = 0.0
-        # What this host used meanwhile; None if no counter can be read, or the use before a takeover is not known.
-        self.joules: float | None = 0.0 if replay is None else None
-        if not folder.is_dir():
+        if not self.folder.is_dir():
             expected, instead = "the run's folder to stay while it trains", "the same command again, for another run"
-            raise RunFailed(str(UserError(expected, f"no {folder} any more", instead)), None, lost=False)
-        self.job: Job = cluster.start(plan, name, folder)
-
-    def clock(self) -> float:
-        """Seconds; of events that are replayed, those when they were logged."""
-        return time.monotonic() if self._replay is None else self._replay.clock()
+            raise RunFailed(str(UserError(expected, f"no {self.folder} any more", instead)), None, lost=False)
+        self.job: Job = cluster.start(self.plan, self.name, self.folder)
 
     def joined(self) -> dict[int, events.Joined]:
         """The event of each process once all have joined. Raises `RunFailed`."""
-        return self._responses(events.Joined, range(len(self.plan.processes)))
+        return self._heard(events.Joined, range(len(self.plan.processes)))
 
     def request(self, command: commands.Command[commands.Response]) -> dict[int, commands.Response]:
         """Sends a command, and returns the responses once all have responded. Raises `RunFailed`."""
@@ -118,9 +117,9 @@ class Group:
 
     def responses(self, command: commands.Command[commands.Response]) -> dict[int, commands.Response]:
         """Each process's response to a command that was sent. Raises `RunFailed`."""
-        return self._responses(command.response_type(), self.plan.leaders)
+        return self._heard(command.response_type(), self.plan.leaders)
 
-    def _responses(self, response: type[commands.Response], ranks: Sequence[int]) -> dict[int, commands.Response]:
+    def _heard(self, response: type[commands.Response], ranks: Sequence[int]) -> dict[int, commands.Response]:
         began, counted = self.clock(), joules()
         responses: dict[int, commands.Response] = {}
         while not responses.keys() >= set(ranks):
@@ -129,7 +128,7 @@ class Group:
             for event in self._events():
                 if isinstance(event, response):
                     responses[event.rank] = event
-                    self._watch.responded(event.rank)
+                    self._watch.processes[event.rank].responded = True
             self._preemption.heed()
             for rank, why in self._watch.to_replace(time.monotonic()).items():
                 self.job.restart(rank)
@@ -178,26 +177,22 @@ class Group:
     def _events(self) -> list[events.Event]:
         """Takes in and emits the next event to be replayed; after the last, those that come in and are not logged."""
         replay = self._replay
-        if replay is not None and (event := replay.next_of(self.name)) is not None:
+        if replay and (event := replay.next_of(self.name)):
             following = [event]
         else:
-            following = self.job.events(POLL_SECONDS)
-            following = following if replay is None else [one for one in following if not replay.is_logged(one)]
+            following = [one for one in self.job.events(POLL_SECONDS) if not (replay and replay.is_logged(one))]
         for event in following:
             self._watch.note(event, time.monotonic())
-            signal = None
             match event:
                 case events.Signalled(signal=number):
-                    signal = number
+                    self._preemption.ask(number, f"{self.plan.processes[event.rank].role} {event.rank}")
                 case events.Exited(code=int(code)) if -code in PREEMPTING:
                     # It ended the process before that could take it.
-                    signal = -code
+                    self._preemption.ask(-code, f"{self.plan.processes[event.rank].role} {event.rank}")
                 case events.Finished():
                     self._finished[event.rank] = event
                 case events.Warned(text=text) if text.endswith(REPLACED):
                     # By the driver before this one.
                     self.replaced.append(text)
-            if signal is not None:
-                self._preemption.ask(signal, f"{self.plan.processes[event.rank].role} {event.rank}")
             self._emit(event)
         return following

@@ -1,8 +1,4 @@
-"""Trains runs of a sweep at once, each in a thread: as jobs of a cluster, or on devices that others leave free.
-
-Their output goes into a file of their folders. The calling thread gets signals, and makes the others end. The job of a
-run that has finished takes the next one with the same cluster, as in turn.
-"""
+"""Trains runs of a sweep at once, each in a thread: as jobs of a cluster, or on devices that others leave free."""
 
 import queue
 import signal
@@ -10,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from pathlib import Path
 
 from pipeline.driver import RunResult, Screen, start
@@ -21,6 +17,7 @@ from pipeline.launch.signals import Interrupted
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
 
+# The output of a run, in its folder.
 LOG = "driver.log"
 POLL_SECONDS = 0.2
 # For runs to end once the command does.
@@ -53,11 +50,12 @@ def part_for(plan: Plan, free: Part, everything: Part) -> Part | None:
     return part if len(part) == count else None
 
 
+@dataclass(eq=False)
 class _Share(Cluster):
     """This machine as a cluster, of which a plan gets `part`, whichever cores and GPUs it names."""
 
-    def __init__(self, cluster: Cluster, part: Part) -> None:
-        self._cluster, self._part = cluster, part
+    _cluster: Cluster
+    _part: Part
 
     def inventory(self) -> Machine:
         # A plan does not change with what others leave free.
@@ -88,32 +86,30 @@ def moved(plan: Plan, everything: Part, part: Part) -> Plan:
     return replace(plan, processes=tuple(map(there, plan.processes)))
 
 
+@dataclass(eq=False)
 class Parallel:
-    """Runs at once, no more than `at_once`, each in a thread; `opened` opens the screen of one at a path.
+    """Runs at once, no more than `_at_once`, each in a thread; `_opened` opens the screen of one at a path.
 
-    `begun` and `ended` are called for each, with its seconds, by the thread that calls `run`. All but the clusters of
-    the runs under way is that thread's alone.
+    `_begun` and `_ended` are called by the thread that calls `run`, whose alone is all but the clusters under way.
     """
 
-    def __init__(
-        self,
-        requests: Requests,
-        session: Session,
-        at_once: int,
-        opened: Callable[[Path], AbstractContextManager[Screen]],
-        begun: Callable[[Key, RunRequest], None],
-        ended: Callable[[Key, RunResult, float], None],
-    ) -> None:
-        self._session, self._at_once, self._opened, self._begun, self._ended = session, at_once, opened, begun, ended
+    requests: InitVar[Requests]
+    _session: Session
+    _at_once: int
+    _opened: Callable[[Path], AbstractContextManager[Screen]]
+    _begun: Callable[[Key, RunRequest], None]
+    _ended: Callable[[Key, RunResult, float], None]
+    _over: bool = False
+
+    def __post_init__(self, requests: Requests) -> None:
         self._waiting = dict(requests.to_run)
         # The part and the clusters of each run under way, jobs whose run has finished, and those that are being ended.
         self._in_use: dict[Key, tuple[Part, Clusters]] = {}
         self._idle: list[tuple[str, Cluster]] = []
         self._ending: list[threading.Thread] = []
         self._free = self._everything = Part()
-        # Runs that have ended: their results, or what they raised, and their seconds.
+        # Of runs that have ended: results, or what they raised, and seconds.
         self._results: queue.SimpleQueue[tuple[Key, RunResult | BaseException, float]] = queue.SimpleQueue()
-        self._over = False
 
     def run(self) -> None:
         """Trains all of them. Raises what one raises."""
@@ -168,24 +164,25 @@ class Parallel:
         """The part of this machine for a run, an empty one if it needs none; None if there is no room for it."""
         request = self._waiting[key]
         of_job = AT_ONCE[request.config.cluster.name] == JOBS
-        if request.planned is None and not of_job:
+        if request.plan is None and not of_job:
             validated = start.validate(request, self._session)
             request = self._waiting[key] = request if isinstance(validated, RunResult) else validated
-        if request.planned is None or of_job:
+        if request.plan is None or of_job:
             return Part()
         if not self._everything:
-            self._free = self._everything = whole(request.planned.cluster.inventory())
-        return part_for(request.planned.plan, self._free, self._everything)
+            self._free = self._everything = whole(self._session.cluster(request.config).inventory())
+        return part_for(request.plan, self._free, self._everything)
 
     def _give_back(self, key: Key) -> None:
         """Lets others have the room and the jobs of a run that has ended; jobs that none of them needs end."""
         part, clusters = self._in_use.pop(key)
         self._free |= part
         needed = {cluster_key(request.config) for request in self._waiting.values()}
-        jobs = [*self._idle, *clusters.items()]
-        self._idle = [job for job in jobs if job[0] in needed]
+        jobs, self._idle = [*self._idle, *clusters.items()], []
         for job in jobs:
-            if job[0] not in needed:
+            if job[0] in needed:
+                self._idle.append(job)
+            else:
                 self._close(dict([job]), 0)
 
     def _work(self, key: Key, request: RunRequest, part: Part, clusters: Clusters) -> None:
@@ -200,17 +197,16 @@ class Parallel:
         self._results.put((key, result, time.monotonic() - began))
 
     def _train(self, request: RunRequest, part: Part, clusters: Clusters) -> RunResult:
-        session, planned, result = self._session, request.planned, None
+        session, plan, result = self._session, request.plan, None
         preemption, of_job = session.preemption, AT_ONCE[request.config.cluster.name] == JOBS
         if of_job:
             # A scheduler's signal to one job is none to another.
-            request, preemption = replace(request, planned=None), Preemption(session.preemption)
+            request, preemption = replace(request, plan=None), Preemption(session.preemption)
         else:
-            share = clusters[cluster_key(request.config)] = _Share(session.cluster(request.config), part)
-            if planned is not None:
+            clusters[cluster_key(request.config)] = _Share(session.cluster(request.config), part)
+            if plan is not None:
                 note = f"Up to {self._at_once} points ran at once on this machine: they share its memory's bandwidth."
-                plan = replace(planned.plan, notes=(*planned.plan.notes, note))
-                request = replace(request, planned=replace(planned, plan=plan, cluster=share))
+                request = replace(request, plan=replace(plan, notes=(*plan.notes, note)))
         with self._opened(request.folder / LOG) as screen:
             try:
                 own = own_session(session, screen, clusters, preemption)

@@ -1,8 +1,4 @@
-"""Turns composed configs into requests for runs, each validated before any starts; a sweep keeps which have finished.
-
-The fingerprint of its config identifies a run of a sweep. `sweep.json` has their results, so that the same command goes
-on where it was ended: one that has finished is kept, another is run again, a new one is added.
-"""
+"""Turns composed configs into requests for runs, each validated before any starts; a sweep keeps those that ended."""
 
 import hashlib
 import json
@@ -16,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import config as configs
@@ -54,10 +50,9 @@ class Requests:
         self._folder: Path | None = None
 
     def accept(self, composed: Iterable[Composed]) -> int | None:
-        """Accepts all runs of a command. The session gets the results that need no run.
+        """Accepts all runs of a command; the session gets the results that need no run.
 
-        Returns the exit code if this command was a driver's agent instead, which has the runs. A strategy of one device
-        trains on one, whatever `workers` says; of a sweep's such runs, all but the first are refused.
+        Returns the exit code if this command was a driver's agent instead, which has the runs.
         """
         for point in composed:
             if (code := self._read(point)) is not None:
@@ -96,9 +91,24 @@ class Requests:
         self._all.append(None)
         try:
             config = point.checked or configs.typed_as(Config, point.config, point.overrides)
-            _check_sweep(config, self.many)
+            if self.many and config.launch.detach:
+                instead = "launch.detach=false: killed, the same command with sweep.name=mine goes on"
+                raise UserError("one run with launch.detach=true", "a sweep, which needs its command", instead)
+            for key in () if self.many else ("name", "repeats", "parallel"):
+                value = getattr(config.sweep, key)
+                if isinstance(value, str) or (value or 0) > 1:
+                    raise UserError(
+                        f"a sweep with sweep.{key}={value}", "one run", f"python -m pipeline -m sweep.{key}={value}"
+                    )
         except UserError as error:
-            request = RunRequest(_unread(point.config), point.folder, point.overrides, sweep)
+            # It has the mode and the output folder of one that cannot be read, as far as these can.
+            config = Config()
+            with suppress(OmegaConfBaseException, KeyError):
+                mode = OmegaConf.select(point.config, "mode")
+                config.mode = mode if isinstance(mode, Mode) else Mode[str(mode)]
+            with suppress(OmegaConfBaseException):
+                config.output_dir = str(OmegaConf.select(point.config, "output_dir"))
+            request = RunRequest(config, point.folder, point.overrides, sweep)
             request = self._in_sweep(place, request, digest(list(point.overrides)), "unread")
             self._end(place, request, request.unstarted("REFUSED", str(error), is_read=False))
             return None
@@ -119,13 +129,10 @@ class Requests:
         return None
 
     def _accept(self, place: int, request: RunRequest) -> None:
+        # A strategy of one device trains on one; of a sweep's such runs, all but the first are refused.
         config, name = request.config, request.config.strategy.name
         one = planning.on_one_device(config)
-        if (
-            one is not config
-            and request.sweep is not None
-            and any(other is not None and other.config == one for other in self._all)
-        ):
+        if one is not config and request.sweep and any(other and other.config == one for other in self._all):
             expected = f"one point of {name}, which trains on one device whatever workers says"
             error = UserError(expected, f"another with workers={config.workers}", "workers=1")
             request = self._in_sweep(place, request)
@@ -224,29 +231,6 @@ def most_at_once(requests: Requests, session: Session) -> int:
     return to_run[0].sweep.parallel
 
 
-def _unread(composed: DictConfig) -> Config:
-    """A config that has the mode and the output folder of one that cannot be read, as far as these can."""
-    config = Config()
-    with suppress(OmegaConfBaseException, KeyError):
-        mode = OmegaConf.select(composed, "mode")
-        config.mode = mode if isinstance(mode, Mode) else Mode[str(mode)]
-    with suppress(OmegaConfBaseException):
-        config.output_dir = str(OmegaConf.select(composed, "output_dir"))
-    return config
-
-
-def _check_sweep(config: Config, many: bool) -> None:
-    """Refuses keys that only a sweep can have, or only one run. Raises `UserError`."""
-    if many and config.launch.detach:
-        instead = "launch.detach=false: killed, the same command with sweep.name=mine goes on"
-        raise UserError("one run with launch.detach=true", "a sweep, which needs its command", instead)
-    for key in () if many else ("name", "repeats", "parallel"):
-        value = getattr(config.sweep, key)
-        if isinstance(value, str) or (value or 0) > 1:
-            typed = f"sweep.{key}={value}"
-            raise UserError(f"a sweep with {typed}", "one run", f"python -m pipeline -m {typed}")
-
-
 def fingerprint(config: Config) -> str:
     """Identifies a run: two configs with the same fingerprint are the same run.
 
@@ -281,7 +265,10 @@ def ordered(points: int, repeats: int, how: Order) -> list[Key]:
 
 
 class Sweep:
-    """The runs of a sweep's folder, locked. Raises `UserError` if another command works on it."""
+    """The runs of a sweep's folder, locked: the same command keeps those that have finished, and adds new ones.
+
+    Raises `UserError` if another command works on it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -302,10 +289,9 @@ class Sweep:
     def entry(
         self, place: int, name: str, about: str, overrides: Sequence[str], repeat: int, composed: Path | None
     ) -> Entry:
-        """The entry of the run with the fingerprint `about`, a new one if there is none.
+        """The entry of the run with the fingerprint `about`, a new one if there is none; `place` is in the command.
 
-        `place`, in the command, is its number unless another entry has that; `name` is a part of its folder's name.
-        Hydra's files are moved there from the folder where it `composed` the run.
+        Hydra's files are moved to its folder, named by `name`, from the one where it `composed` the run.
         """
         if (entry := self._entry_of.get((about, repeat))) is None:
             # That of the run's other repeats, or that of its place, or the next.

@@ -33,11 +33,8 @@ def result_of(
         source = results.IN_THIS_RUN if reused is None else f"reused from {reused.folder}"
     if measured.baseline:
         repeats = [repeat.examples_per_second for repeat in measured.counted(plan)[1]]
-    speed, waited, training = (
-        speed_of(plan, measured, repeats, source),
-        _input(plan, measured),
-        _training(measured, run),
-    )
+    speed, waited = speed_of(plan, measured, repeats, source), _input(plan, measured)
+    training = _training(measured, run)
     goodput, price, middle = run.goodput, config.hardware.price_per_hour, speed.examples_per_second
     seconds = outlook.seconds_to_finish(plan, middle, measured.built.train_examples) if middle else None
     predictions: tuple[Scored, ...] = ()
@@ -133,9 +130,7 @@ def _notes_on_speed(plan: Plan, measured: Measurements, speed: results.Speed, wa
 def _training(measured: Measurements, run: Run) -> results.Training:
     """The figures of training, and the files that it left in the run's folder."""
     built, finished = measured.built, measured.finished
-    saved, sample = (
-        [name for name in names if (run.folder / name).exists()] for names in ((MODEL, WEIGHTS), (SAMPLE,))
-    )
+    files = [name for name in (MODEL, WEIGHTS, SAMPLE) if (run.folder / name).exists()]
     return replace(
         unflat(results.Training, asdict(built) | asdict(finished)),
         metrics=finished.metrics or {},
@@ -144,8 +139,8 @@ def _training(measured: Measurements, run: Run) -> results.Training:
         seconds_training=measured.seconds_training,
         xla=run.xla,
         xla_speedup=run.xla_speedup,
-        saved=next(iter(saved), None),
-        sample=next(iter(sample), None),
+        saved=next((name for name in files if name != SAMPLE), None),
+        sample=SAMPLE if SAMPLE in files else None,
         planned_epochs=None if finished.stopped_by is None else built.epochs,
     )
 
@@ -167,16 +162,6 @@ def _notes_on_training(training: results.Training, check: Check | None, replicas
         difference = check.said(replicas)
         notes.append(f"{difference[0].upper()}{difference[1:]} {check.advice}")
     return notes
-
-
-def refused_of(check: Check | None, replicas: int) -> str | None:
-    """The refusal of a training by the strict check; None if it passes."""
-    if check is None or check.outcome == "equal":
-        return None
-    expected = f"Expected {replicas} replicas that train what one device trains, for train.check=strict, received"
-    if check.outcome == "not made":
-        return f"{expected} some that cannot be compared: {check.unsaid}. Try train.check=true."
-    return f"{expected} others: {check.said(replicas)} {check.advice}"
 
 
 def _lost(measured: Measurements, part: str) -> int:

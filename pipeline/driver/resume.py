@@ -1,8 +1,4 @@
-"""Finds the run that a command goes on with: one that ended early, to resume it, or one whose driver it takes over.
-
-A run's folder says all that is needed: its plan, its events, and by a lock whether its driver still lives. Where
-processes outlive that, `attempt.json` has the measurements before the run's present attempt; its log has those since.
-"""
+"""Finds the run that a command goes on with: one that ended early, to resume it, or one whose driver it takes over."""
 
 import contextlib
 import json
@@ -21,13 +17,11 @@ from pipeline.config.schema import Config
 from pipeline.driver import run_folders
 from pipeline.driver.group import Replay
 from pipeline.driver.run import Run
-from pipeline.driver.run_folders import EVENTS, LOCK, PLAN, Lock
-from pipeline.driver.session import Planned, RunRequest, Session
+from pipeline.driver.session import RunRequest, Session
 from pipeline.driver.start import AUTO, NEVER
 from pipeline.driver.timing import Measurements
 from pipeline.errors import UserError
 from pipeline.plan import plan as plans
-from pipeline.plan.plan import Plan, from_json
 from pipeline.record import commands, events, log
 from pipeline.record.files import AGENTS, forget_agents, trains_on
 from pipeline.record.results import Baseline
@@ -35,6 +29,7 @@ from pipeline.record.results import Baseline
 if TYPE_CHECKING:
     from pipeline.driver.supervisor import Supervisor
 
+# Of a run whose processes outlive its driver: the measurements before its present attempt. Its log has those since.
 FILE = "attempt.json"
 
 
@@ -65,7 +60,7 @@ class Handover:
 
 def find(
     config: Config,
-    plan: Plan,
+    plan: plans.Plan,
     output: Path,
     only: Path | None = None,
     also: Sequence[Path] = (),
@@ -81,15 +76,11 @@ def find(
     if config.resume != AUTO:
         return _named(config, plan, only_named(config.resume, output))
     candidates = [only] if only else dict.fromkeys([*run_folders.same_identity(plan, output), *also])
-    if only is not None and (only / LOCK).exists():
+    if only is not None and (only / run_folders.LOCK).exists():
         # Another command may work on it that has attached to it.
-        try:
-            Lock(only).release()
-        except BlockingIOError:
-            received = f"{log.from_here(only)}, on which another one does"
-            raise UserError("a point that no command works on", received, "again once that has ended") from None
+        Run.without_driver(only, "again once that has ended").release()
     for folder in sorted(candidates, key=run_folders.began)[::-1]:
-        values = log.read_whole(folder / PLAN)
+        values = log.read_whole(folder / run_folders.PLAN)
         if not values or plans.identity(values) != plans.identity(_values_of(plan, values)):
             continue
         try:
@@ -114,66 +105,72 @@ def only_named(name: str, output: Path) -> Path:
     """The folder of the one run that `resume` names. Raises `UserError`."""
     expected = "resume to be auto, never, or a run's folder, name or id in MLflow"
     others = "resume=auto or resume=never"
-    return run_folders.find(name, output, PLAN, expected, f"resume={{}}, {others}", others)
+    return run_folders.find(name, output, run_folders.PLAN, expected, f"resume={{}}, {others}", others)
 
 
-def in_the_way(plan: Plan, base_port: int | None, output: Path) -> Iterator[Path]:
+def in_the_way(plan: plans.Plan, base_port: int | None, output: Path) -> Iterator[Path]:
     """Yields runs without a driver, each locked, whose processes may have the ports needed and are to end soon."""
     needed = set() if base_port is None else {base_port + process.rank for process in plan.processes}
     hosts = set(plan.hardware.host_names)
     for folder in sorted(output / within for within in run_folders.all_within(output)):
-        values = log.read_whole(folder / PLAN) if (folder / AGENTS).exists() else {}
+        values = log.read_whole(folder / run_folders.PLAN) if (folder / AGENTS).exists() else {}
         addresses = [str(process.get("address")) for process in values.get("processes", ())]
         ports = {int(port) for address in addresses if (port := address.rpartition(":")[2]).isdecimal()}
         its_hosts = set(values.get("host_names", ()))
         apart = hosts and its_hosts and not hosts & its_hosts
         if ports & needed and not apart and not trains_on(folder, time.time()):
             with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-                stack.callback(Lock(folder).release)
+                stack.callback(run_folders.Lock(folder).release)
                 yield folder
 
 
 @contextlib.contextmanager
 def attach(folder: Path, session: Session, end: bool = False) -> Iterator["Supervisor"]:
-    """Takes over the run in a folder, with its processes. Raises `UserError`, and `LaunchError`.
+    """Takes over the run in a folder, with its processes, which save and leave if `end`. Raises `UserError`.
 
-    `end`: once they are caught up with, they save a checkpoint and leave. Inside, the working directory is that of the
-    run's command, which folders and modules that were typed are relative to.
+    Inside, the working directory is that of the run's command, which typed folders and modules are relative to.
     """
 
     def live() -> None:
         if end:
             session.preemption.ask(signal.SIGTERM, "the driver", of_command=True)
 
-    run = Run.without_driver(folder, "again once that has ended")
-    with contextlib.ExitStack() as stack:
-        try:
-            left = _left(run)
-            from pipeline.driver.supervisor import Supervisor
+    run, shown = Run.without_driver(folder, "again once that has ended"), log.from_here(folder)
+    with contextlib.ExitStack() as stack, contextlib.ExitStack() as failed:
+        failed.callback(run.release)
+        if run.ended is not None:
+            again = "" if run.ended == "FINISHED" else " The same command goes on from its last checkpoint."
+            raise UserError(
+                f"Expected a run that is under way, received {shown}, which has ended as {run.ended}.{again} "
+                f"Try python -m pipeline compare {shown} and another one."
+            )
+        if (left := log.read_json(Handover, folder / FILE)) is None:
+            expected = (
+                "a run whose processes outlive their driver (launch.detach=true, cluster=hosts, slurm or kubernetes)"
+            )
+            instead = "the same command again: it goes on from the last checkpoint"
+            raise UserError(expected, f"{shown}, whose processes have ended with it", instead)
+        from pipeline.driver.supervisor import Supervisor
 
-            if Path(left.directory).is_dir():
-                stack.enter_context(contextlib.chdir(left.directory))
-            composed = OmegaConf.create(left.config)
-            assert isinstance(composed, DictConfig)
-            config = configs.typed_as(Config, composed)
-            logged = [event for event, _ in log.read(folder / EVENTS, left.offset)]
-            cluster = session.cluster(config)
-            session.serve(config)
-            if any(isinstance(event, events.Restarted | events.Resumed) for event in logged) or not cluster.attach(
-                folder
-            ):
-                forget(folder)
-                received = f"none of {log.from_here(folder)}: they have ended"
-                again = shlex.join(["python", "-m", "pipeline", *left.overrides])
-                instead = f"{again}, which goes on from the last checkpoint"
-                raise UserError("processes that wait for a driver", received, instead)
-            baseline = None if left.baseline is None else from_json(left.baseline)
-            planned = Planned(from_json((folder / PLAN).read_text()), baseline, cluster)
-            request = RunRequest(config, folder, left.overrides, None, planned=planned)
-            supervisor = Supervisor(request, run, session, left.known, left, Replay(logged, left.began, live))
-        except BaseException:
-            run.release()
-            raise
+        if Path(left.directory).is_dir():
+            stack.enter_context(contextlib.chdir(left.directory))
+        composed = OmegaConf.create(left.config)
+        assert isinstance(composed, DictConfig)
+        config = configs.typed_as(Config, composed)
+        logged = [event for event, _ in log.read(folder / run_folders.EVENTS, left.offset)]
+        cluster = session.cluster(config)
+        session.serve(config)
+        again_begun = any(isinstance(event, events.Restarted | events.Resumed) for event in logged)
+        if again_begun or not cluster.attach(folder):
+            forget(folder)
+            again = shlex.join(["python", "-m", "pipeline", *left.overrides])
+            instead = f"{again}, which goes on from the last checkpoint"
+            raise UserError("processes that wait for a driver", f"none of {shown}: they have ended", instead)
+        plan = plans.from_json((folder / run_folders.PLAN).read_text())
+        baseline = None if left.baseline is None else plans.from_json(left.baseline)
+        request = RunRequest(config, folder, left.overrides, None, plan=plan, baseline=baseline)
+        supervisor = Supervisor(request, run, session, left.known, left, Replay(logged, left.began, live))
+        failed.pop_all()
         yield supervisor
 
 
@@ -188,8 +185,8 @@ def forget(folder: Path) -> None:
     (folder / FILE).unlink(missing_ok=True)
 
 
-def _named(config: Config, plan: Plan, folder: Path) -> Run:
-    values = log.read_whole(folder / PLAN)
+def _named(config: Config, plan: plans.Plan, folder: Path) -> Run:
+    values = log.read_whole(folder / run_folders.PLAN)
     differing = [
         key
         for key in plans.changed(values, _values_of(plan, values))
@@ -208,7 +205,7 @@ def _named(config: Config, plan: Plan, folder: Path) -> Run:
     return run
 
 
-def _values_of(plan: Plan, values: Mapping[str, Any]) -> dict[str, Any]:
+def _values_of(plan: plans.Plan, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the plan once it is as long as that of an earlier run."""
     return dict(json.loads(plans.as_long_as(plan, values).to_json()))
 
@@ -221,18 +218,3 @@ def _expect_no_processes(run: Run) -> None:
         received = f"{folder}, whose processes train on without a driver"
         instead = f"python -m pipeline attach {folder}, or resume=never for another run"
         raise UserError("a run that has ended", received, instead)
-
-
-def _left(run: Run) -> Handover:
-    shown = log.from_here(run.folder)
-    if run.ended is not None:
-        again = "" if run.ended == "FINISHED" else " The same command goes on from its last checkpoint."
-        raise UserError(
-            f"Expected a run that is under way, received {shown}, which has ended as {run.ended}.{again} "
-            f"Try python -m pipeline compare {shown} and another one."
-        )
-    if (left := log.read_json(Handover, run.folder / FILE)) is None:
-        expected = "a run whose processes outlive their driver (launch.detach=true, cluster=hosts, slurm or kubernetes)"
-        instead = "the same command again: it goes on from the last checkpoint"
-        raise UserError(expected, f"{shown}, whose processes have ended with it", instead)
-    return left

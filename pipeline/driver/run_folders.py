@@ -14,7 +14,6 @@ from pipeline.config import targets
 from pipeline.config.schema import Config
 from pipeline.errors import UserError
 from pipeline.plan import plan as plans
-from pipeline.plan.plan import Plan
 from pipeline.record import log, results
 from pipeline.record.files import ID_LETTERS, run_id_of
 
@@ -126,11 +125,10 @@ def find(
     raise UserError(expected, f"{name}, which is that of {count}", typed.format(folders[-1]) if folders else instead)
 
 
-def same_identity(plan: Plan, output: Path) -> list[Path]:
+def same_identity(plan: plans.Plan, output: Path) -> list[Path]:
     """The folders of runs in the output folder whose plan has, or once had, the identity of this one.
 
-    A plan is read once: the index, a file in the output folder, has a line for each. Folders that it lacks, as those of
-    an earlier version or from elsewhere, are read now, and all of them once it is deleted.
+    A plan is read once: the index has a line for each. Folders that it lacks, as those from elsewhere, are read now.
     """
     # An earlier version gave a training this length of which nobody had said how long.
     before = plans.as_long_as(plan, {"steps": plans.STEPS_THEN * plan.concurrent_steps, "usual_length": True})
@@ -143,7 +141,7 @@ def same_identity(plan: Plan, output: Path) -> list[Path]:
     return [output / folder for folder, identity in lines if identity in identities]
 
 
-def note(folder: Path, plan: Plan, output: Path) -> None:
+def note(folder: Path, plan: plans.Plan, output: Path) -> None:
     """Notes in the index of the output folder which plan a run has from now on."""
     with suppress(ValueError):
         _append(output, folder.resolve().relative_to(output.resolve()).as_posix(), json.loads(plan.to_json()))

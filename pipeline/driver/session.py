@@ -18,7 +18,6 @@ from pipeline.launch import AT_ONCE, ELSEWHERE, JOBS, Cluster, cluster_of
 from pipeline.launch.signals import PREEMPTING, Interrupted
 from pipeline.plan import plan as plans
 from pipeline.plan.backends import COMPUTING
-from pipeline.plan.plan import Plan
 from pipeline.record import results
 from pipeline.record.files import run_id_of
 from pipeline.record.findings import Check
@@ -94,8 +93,7 @@ class Preemption:
 class Session:
     """Shared by all runs of a command: the machine, the cluster with its fork server, and the tracker.
 
-    `open_screen` opens the screen once something is shown, since what draws takes a moment to import, and `track`
-    starts the tracker, whose own output goes to a log. `options` are those of the command that say where configs are.
+    `open_screen` opens the screen, `track` starts the tracker with a log; `options` say where its configs are.
     """
 
     search: tuple[str, ...]
@@ -128,22 +126,22 @@ class Session:
     leaves: Path | None = None
     left: Path | None = None
     ahead: Ahead | None = None
-    # Runs whose logs the tracker still sends, with the seconds to wait for each; what was wrong with those not sent.
-    _pending: dict[Path, float] = field(default_factory=dict)
+    # Ended runs whose logs the tracker still sends: `settle` waits so many seconds for each while that does not get on.
+    pending: dict[Path, float] = field(default_factory=dict)
+    # What was wrong with those that were not sent.
     _unsent: dict[Path, str | None] = field(default_factory=dict)
     _clusters: dict[str, Cluster] = field(default_factory=dict)
     _tracker: Tracking | None = None
 
     @cached_property
     def screen(self) -> Screen:
-        """The screen of the runs."""
+        """The screen of the runs, opened late, since what draws takes a moment to import."""
         return self.open_screen()
 
     def cluster(self, config: Config) -> Cluster:
         """The cluster that `config` names, the same one each time."""
-        name = cluster_key(config)
+        name, launch = cluster_key(config), config.launch
         if name not in self._clusters:
-            launch = config.launch
             self._clusters[name] = cluster_of(config.cluster, self.environ, launch.detach, launch.keep)
         return self._clusters[name]
 
@@ -160,17 +158,12 @@ class Session:
             self._tracker = self.track(self.environ, output / "tracker.log")
         return self._tracker
 
-    def upload_later(self, folder: Path, seconds: float) -> None:
-        """Has `settle` wait until MLflow holds an ended run, for so many seconds while that does not get on."""
-        self._pending[folder] = seconds
-
     def note_uploads(self) -> None:
         """Notes which of the runs that have ended MLflow holds by now, the first ones first. Waits for nothing."""
-        while self._tracker is not None and (folder := next(iter(self._pending), None)):
-            sent, _ = self._tracker.drain(folder, 0.0)
-            if not sent:
+        while self._tracker is not None and (folder := next(iter(self.pending), None)):
+            if not self._tracker.drain(folder, 0.0)[0]:
                 return
-            del self._pending[folder]
+            del self.pending[folder]
             _note_tracked(folder, None)
 
     def settle(self, hurried: bool = False) -> tuple[str | None, Interrupted | None]:
@@ -196,15 +189,15 @@ class Session:
 
         self.busy = True
         try:
-            while folder := next(iter(self._pending), None):
+            while folder := next(iter(self.pending), None):
                 # Once one was waited for in vain, the others are only looked at.
-                seconds = 0.0 if self._unsent else min(self._pending[folder], limit())
+                seconds = 0.0 if self._unsent else min(self.pending[folder], limit())
                 try:
                     sent, problem = self._tracker.drain(folder, seconds, waits)
                 except Interrupted as signalled:
                     interrupted = signalled
                     continue
-                del self._pending[folder]
+                del self.pending[folder]
                 if not sent:
                     self._unsent[folder] = problem
                 _note_tracked(folder, None if sent else lacks({folder: problem}))
@@ -243,7 +236,7 @@ class Session:
             self.preemption.ask(number, "the driver", of_command=True)
         return first_by_person or (number in PREEMPTING and self.busy)
 
-    def known_baseline(self, baseline: Plan | None, output: Path) -> Baseline | None:
+    def known_baseline(self, baseline: plans.Plan | None, output: Path) -> Baseline | None:
         """A baseline that this command, or with `auto` another, has measured before; None if there is none."""
         how = baseline.measurement.baseline if baseline else "none"
         if baseline is None or how not in ("once", "auto"):
@@ -251,14 +244,14 @@ class Session:
         path = self._baseline_file(baseline, output)
         return self.baselines.get(path) or (read_json(Baseline, path) if how == "auto" else None)
 
-    def keep_baseline(self, baseline: Plan, output: Path, repeats: Sequence[float], folder: Path) -> None:
+    def keep_baseline(self, baseline: plans.Plan, output: Path, repeats: Sequence[float], folder: Path) -> None:
         """Keeps what the run in a folder measured of its baseline. Raises `OSError`."""
         path = self._baseline_file(baseline, output)
         self.baselines[path] = Baseline(tuple(repeats), str(folder), time.time())
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, self.baselines[path])
 
-    def _baseline_file(self, baseline: Plan, output: Path) -> Path:
+    def _baseline_file(self, baseline: plans.Plan, output: Path) -> Path:
         """The file of a baseline, named by all that its throughput depends on."""
         from importlib import metadata
 
@@ -276,7 +269,7 @@ class Session:
             cluster.close(code)
 
 
-def own_code(plan: Plan, search: Sequence[str]) -> str | None:
+def own_code(plan: plans.Plan, search: Sequence[str]) -> str | None:
     """A hash of the code of a person's own that a plan's model, data, optimizer and loss name; None where none does."""
     builds = (plan.model.build, plan.data.build, plan.training.optimizer, plan.training.loss)
     return targets.digest(builds, search)
@@ -288,24 +281,16 @@ def cluster_key(config: Config) -> str:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A run's plan and that of its baseline, if it has one, made once, and the cluster that they are made for."""
-
-    plan: Plan
-    baseline: Plan | None
-    cluster: Cluster
-
-
-@dataclass(frozen=True)
 class RunRequest:
-    """One run as it was requested; it resumes no other than that in its `own` folder. `planned` once validated."""
+    """One run as it was requested; it resumes no other than that in its `own` folder. Its plans once validated."""
 
     config: Config
     folder: Path
     overrides: list[str]
     sweep: str | None
     own: bool = False
-    planned: Planned | None = None
+    plan: plans.Plan | None = None
+    baseline: plans.Plan | None = None
 
     @property
     def output(self) -> Path:
@@ -314,8 +299,8 @@ class RunRequest:
 
     def unended(self, status: str | None = None) -> RunResult:
         """The result of a run before it has ended; one with a status has its whole layout."""
-        plan = self.planned.plan if self.planned else None
-        layout = Layout.of(plan) if plan and status is not None else Layout(workers=(plan or self.config).workers)
+        layout = Layout(workers=(self.plan or self.config).workers)
+        layout = Layout.of(self.plan) if self.plan and status is not None else layout
         return self.ended(Result(Ending(status), Choices.of(self.config), layout))
 
     def unstarted(self, status: str, error: str, is_read: bool = True) -> RunResult:

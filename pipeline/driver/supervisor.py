@@ -1,8 +1,4 @@
-"""Takes a run through its life: start, join, build, measure, train, end; and through losses, restarts and preemption.
-
-Processes that are lost are started again, all of them from the last checkpoint; a failure with no remedy left becomes
-`RunFailed`, with no process left.
-"""
+"""Takes a run through its life: start, join, build, measure, train, end; through losses, restarts and preemption."""
 
 import json
 import os
@@ -10,19 +6,18 @@ import shutil
 import signal
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from omegaconf import OmegaConf
 
 from pipeline.driver import Offered, RunResult, Tracking, offered, resume
+from pipeline.driver.forecast import keep_size, known_size, size_file, without_room
 from pipeline.driver.group import Group, Replay
-from pipeline.driver.memory_check import keep_size, known_size, size_file, without_room
-from pipeline.driver.planner import batch_rule, fewer, relaid
-from pipeline.driver.results import preempted, refused_of, result_of
-from pipeline.driver.run import Run
+from pipeline.driver.results import preempted, result_of
+from pipeline.driver.run import Run, name_of, parameters, store_of, tags_of
 from pipeline.driver.run_folders import EVENTS
 from pipeline.driver.session import RunPreempted, RunRequest, Session
-from pipeline.driver.tags import name_of, parameters, store_of, tags_of
+from pipeline.driver.start import fewer, relaid
 from pipeline.driver.timing import Measurements, build, explain_loss, measure_size, profile, take_measurements
 from pipeline.driver.watch import RunFailed
 from pipeline.errors import UserError
@@ -31,68 +26,69 @@ from pipeline.launch.signals import Interrupted
 from pipeline.plan import planning
 from pipeline.plan.backends import JAX, with_xla
 from pipeline.plan.plan import Plan, from_json, identity, with_rate_scale
-from pipeline.record import commands, events, results
+from pipeline.record import commands, events, log, results
 from pipeline.record.files import run_id_of
-from pipeline.record.log import write_json
 
 # The factor of the learning rate when training goes back to a checkpoint because it diverged.
 ROLLBACK_SCALE = 0.5
 UNLIKE = "The replicas ended with different weights: a step depends on something that differs between them."
 
 
+@dataclass(eq=False)
 class Supervisor:
     """Takes a run from its first process to its result; goes on with what another driver `left`, after its `replay`."""
 
-    def __init__(
-        self,
-        request: RunRequest,
-        run: Run,
-        session: Session,
-        reused: results.Baseline | None = None,
-        left: resume.Handover | None = None,
-        replay: Replay | None = None,
-        began: float | None = None,
-    ) -> None:
-        assert request.planned is not None, "it was planned"
-        self.request, self.run, self.plan = request, run, request.planned.plan
-        self._config, self._session, self._cluster = request.config, session, request.planned.cluster
-        self._one_device, self._left, self._replay = request.planned.baseline, left, replay
+    request: RunRequest
+    run: Run
+    _session: Session
+    _reused: results.Baseline | None = None
+    _left: resume.Handover | None = None
+    _replay: Replay | None = None
+    # When the command turned to it.
+    began: float | None = None
+
+    def __post_init__(self) -> None:
+        run, session, plan, left = self.run, self._session, self.request.plan, self._left
+        assert plan is not None, "it was planned"
+        self.plan, self._one_device, self._cluster = plan, self.request.baseline, session.cluster(self.request.config)
+        self._config, self._groups, self._seconds_processes = self.request.config, list[Group](), 0.0
         # The baseline, unless it was measured before.
-        self._baseline = None if reused is not None else self._one_device
-        self._groups = list[Group]()
-        # When the command turned to it, and the seconds since in which it had processes.
-        self._began, self._seconds_processes = began, 0.0
+        self._baseline = None if self._reused is not None else self._one_device
         # The group that trains, with its seconds and joules when it began.
         self._training: tuple[Group, float, float | None] | None = None
-        self._size_file = size_file(self.plan, request.output, session.search)
+        self._size_file = size_file(self.plan, self.request.output, session.search)
         # The present attempt, and its plan.
-        self._at, self._now = left or self._first_attempt(reused), self.plan if left is None else from_json(left.plan)
+        self._at, self._now = left or self._first_attempt(), self.plan if left is None else from_json(left.plan)
         if left is None:
-            run.begin(self.plan, request.output)
-        else:
-            run.open()
-        self._progress = session.screen.live(self.plan, time.monotonic(), session.ahead, self._earlier_events())
+            run.begin(self.plan, self.request.output)
+        run.open()
+        earlier, repeats = self._replay.logged if self._replay is not None else [], len(self._at.measured.point)
+        if self._replay is None and repeats:
+            # Once the run itself is timed, no baseline joins any more.
+            earlier = run.timed("point", *["baseline"] * (repeats < self.plan.measurement.repeats))
+        self._progress = session.screen.live(self.plan, time.monotonic(), session.ahead, earlier)
         self._offered = Offered(offered(self._config.views), self.plan, run.folder, session.screen.say)
 
-    def _first_attempt(self, reused: results.Baseline | None) -> resume.Handover:
+    def _first_attempt(self) -> resume.Handover:
         run, one = self.run, self._one_device
         return resume.Handover(
             "", "", "", 0.0, 0, Measurements() if run.is_new else run.measured(self.plan, self._one_worker()),
             None if run.is_new else "last", overrides=self.request.overrides,
-            baseline=None if one is None else one.to_json(), known=reused,
+            baseline=None if one is None else one.to_json(), known=self._reused,
             ask_size=known_size(self.plan, self._size_file) is None,
         )  # fmt: skip
 
     def train(self) -> results.Result:
         """Trains and measures; writes result.json, and ends the event log, which MLflow may still lack."""
+        plan, config = self.plan, self._config
         with self._offered:
             if self._left is not None:
                 self.emit(events.Attached(os.getpid(), os.uname().nodename, time=time.time()))
             else:
-                params = parameters(self.plan, self._config)
-                tags = dict[str, object](tags_of(self.plan, self.request, self._session.options))
-                self.emit(self.run.first_event(name_of(self.plan), self._config.tracking.experiment, params, tags))
-            if self.plan.backend != JAX:
+                tags = dict[str, object](tags_of(plan, self.request, self._session.options))
+                params = parameters(plan, config)
+                self.emit(self.run.first_event(name_of(plan), config.tracking.experiment, params, tags))
+            if plan.backend != JAX:
                 self._cluster.warm_up()
             return self._train()
 
@@ -105,27 +101,17 @@ class Supervisor:
             for missed in self.run.missed(event) if self._at.resume else ():
                 self.emit(missed)
             return
-        now = time.monotonic()
-        self._progress.update(event, now)
+        self._progress.update(event, now := time.monotonic())
         if not isinstance(event, events.PASSING):
             self.run.append(event)
             self._offered.update(event, now)
-
-    def _earlier_events(self) -> list[events.Event]:
-        if self._replay is not None:
-            return self._replay.logged
-        if not (repeats := self._at.measured.point):
-            return []
-        # Once the run itself is timed, no baseline joins any more.
-        whole = len(repeats) >= self.plan.measurement.repeats
-        return self.run.timed("point", *([] if whole else ["baseline"]))
 
     def _train(self) -> results.Result:
         session, tracker = self._session, None
         if store := store_of(self._config):
             tracker = session.tracker(self.request.output)
             tracker.follow(self.run.folder, store)
-        status, error, interrupted, blamed = "FAILED", None, None, None
+        ending, interrupted = results.Ending("FINISHED"), None
         session.busy = session.saves = True
         if self._config.launch.detach:
             session.leaves, how = self.run.folder, resume.how(self.run.folder)
@@ -133,13 +119,12 @@ class Supervisor:
         try:
             with self._progress:
                 self._supervise()
-            status = "FINISHED"
         except RunPreempted:
-            status, error = "PREEMPTED", preempted(session.preemption, self.run.saved_step)
-            if session.preemption.by_person:
-                status, interrupted = "KILLED", Interrupted(signal.SIGINT)
+            interrupted = Interrupted(signal.SIGINT) if session.preemption.by_person else None
+            status = "KILLED" if interrupted else "PREEMPTED"
+            ending = results.Ending(status, preempted(session.preemption, self.run.saved_step))
         except RunFailed as failure:
-            error, blamed = str(failure), failure.log
+            ending = results.Ending("FAILED", str(failure), None if failure.log is None else str(failure.log))
         except Interrupted as signalled:
             if session.left is not None:
                 # To its processes, and to the next driver.
@@ -148,14 +133,13 @@ class Supervisor:
                 session.busy = False
                 self.run.release()
                 raise
-            status, error, interrupted = "KILLED", f"The run was ended by {signalled}.", signalled
+            ending, interrupted = results.Ending("KILLED", f"The run was ended by {signalled}."), signalled
             session.at_once = session.preemption.by_person
         except UserError as lost:
-            status, error = "KILLED" if isinstance(lost, Cancelled) else "FAILED", str(lost)
+            ending = results.Ending("KILLED" if isinstance(lost, Cancelled) else "FAILED", str(lost))
         except OSError as problem:
-            error = f"{type(problem).__name__}: {problem}"
+            ending = results.Ending("FAILED", f"{type(problem).__name__}: {problem}")
         session.saves, session.leaves = False, None
-        ending = results.Ending(status, error, log=None if blamed is None else str(blamed))
         try:
             return self._end(ending, tracker, interrupted)
         finally:
@@ -169,7 +153,8 @@ class Supervisor:
             if not taken_over:
                 measured.step, measured.check = self.run.step, self.run.check
                 self._now = with_xla(self._now, self.run.xla)
-                self._hand_over()
+                if outlives(self._config.cluster.name, self._config.launch.detach):
+                    self._hand_over()
             taken_over = False
             try:
                 return self._attempt()
@@ -191,15 +176,13 @@ class Supervisor:
             self.emit(events.Restarted(text, now.workers, len(now.processes), len(now.leaders), time=time.time()))
 
     def _hand_over(self) -> None:
-        if not outlives(self._config.cluster.name, self._config.launch.detach):
-            return
         at, folder = self._at, self.run.folder
         resume.forget(folder)
         at.config, at.plan = OmegaConf.to_yaml(OmegaConf.structured(self._config)), self._now.to_json()
         # Training goes on even if it cannot be written: then no driver can take over.
         with suppress(OSError):
             at.directory, at.began, at.offset = os.getcwd(), time.time(), (folder / EVENTS).stat().st_size
-            write_json(folder / resume.FILE, at)
+            log.write_json(folder / resume.FILE, at)
 
     def _remedy(self, failed: RunFailed) -> str | None:
         """Prepares the next attempt after a failure, and says how in words; None if nothing is left to try."""
@@ -230,7 +213,13 @@ class Supervisor:
         if not measured.is_whole(smaller, self._baseline):
             # Timings of more workers do not hold for fewer.
             measured.point.clear()
-        return f"It did not come back: training goes on with {smaller.workers} workers, {batch_rule(smaller)}."
+        training, batches = smaller.training, f"global batches of {smaller.training.global_batch}"
+        rule = (
+            f"the same {batches}"
+            if training.scaling == "strong"
+            else f"{batches} and {training.rate_scale:.3g} of the learning rate"
+        )
+        return f"It did not come back: training goes on with {smaller.workers} workers, on {rule}."
 
     def _attempt(self) -> None:
         """Starts all processes and takes them to the end of training. None is left, however it ends."""
@@ -238,9 +227,8 @@ class Supervisor:
         if self._groups and self._replay is not None:
             self._replay.drop()
         self._groups = []
-        clock = time.monotonic if self._replay is None else self._replay.clock
         try:
-            began = clock()
+            began = time.monotonic() if self._replay is None else self._replay.clock()
             point, one = self._start(plan, "point"), None
             if self._baseline is not None and not measured.is_whole(plan, self._baseline):
                 one = self._start(self._baseline, "baseline")
@@ -252,7 +240,7 @@ class Supervisor:
             if one is not None:
                 build(one)
             self._check(point)
-            measured.seconds_startup = measured.seconds_startup or clock() - began
+            measured.seconds_startup = measured.seconds_startup or point.clock() - began
             if plan.measurement.profile and at.resume is None and measured.profile is None:
                 measured.profile = profile(point)
                 self.emit(events.Profiled(measured.profile, time=time.time()))
@@ -306,9 +294,13 @@ class Supervisor:
             else:
                 point.request(commands.Check())
             measured.check = checks[key] = self.run.check
-        refusal = refused_of(measured.check, point.plan.workers)
-        if point.plan.training.check == "strict" and refusal:
-            raise RunFailed(refusal, None, lost=False)
+        check, workers = measured.check, point.plan.workers
+        if point.plan.training.check == "strict" and check is not None and check.outcome != "equal":
+            text = f"others: {check.said(workers)} {check.advice}"
+            if check.outcome == "not made":
+                text = f"some that cannot be compared: {check.unsaid}. Try train.check=true."
+            expected = f"Expected {workers} replicas that train what one device trains, for train.check=strict"
+            raise RunFailed(f"{expected}, received {text}", None, lost=False)
 
     def _count_training(self) -> None:
         if self._training is not None:
@@ -326,8 +318,8 @@ class Supervisor:
                 repeats = [repeat.examples_per_second for repeat in measured.counted(self.plan)[1]]
                 session.keep_baseline(self._one_worker(), self.request.output, repeats, folder)
         result = result_of(self.run, self.plan, self._config, measured, ending, self._one_device, self._at.known)
-        if self._began is not None:
-            own = time.monotonic() - self._began - self._seconds_processes
+        if self.began is not None:
+            own = time.monotonic() - self.began - self._seconds_processes
             result = replace(result, training=replace(result.training, seconds_driver=own))
         if tracker:
             result = replace(result, tracked=results.Tracked(run_id_of(folder)))
@@ -346,7 +338,7 @@ class Supervisor:
         except OSError as problem:
             result = _unwritten(result, problem)
         if tracker:
-            session.upload_later(folder, self._config.tracking.drain_timeout)
+            session.pending[folder] = self._config.tracking.drain_timeout
         if interrupted:
             session.ended_early.append(RunResult(result, folder))
             raise interrupted

@@ -93,10 +93,9 @@ def learn_size(plan: Plan, cluster: Cluster) -> Size:
 
 
 def time_steps(cluster: Cluster, plan: Plan, folder: Path) -> list[Measurements]:
-    """Times a plan's steps as runs of it would, in several starts of its processes.
+    """Times a plan's steps as runs of it would, in several starts of its processes, which differ in speed.
 
-    Processes differ in how fast they compute, which repeats in one of them do not show; there are as many repeats as in
-    a run, since they become faster until all is warm. Raises `RunFailed` if the first one fails.
+    As many repeats as in a run, since they become faster until all is warm. Raises `RunFailed` if the first one fails.
     """
     began, starts = time.monotonic(), list[Measurements]()
     while len(starts) < LIVES and (not starts or time.monotonic() - began < LIVES_SECONDS):
@@ -219,11 +218,6 @@ def explain_loss(point: Group, one: Group, per_call: int, measured: Measurements
     except RunPreempted:
         measured.notes.append("What was lost is not explained, since the machine was asked for.")
         return None
-    measured.explained = explain.explain(rounds, _replica_names(plan), plan)
-    return measured.explained
-
-
-def _replica_names(plan: Plan) -> list[str]:
     # Devices of a process that share a pool of threads are not told apart.
     apart = plan.hardware.kind != "cpu"
     names = {
@@ -231,7 +225,8 @@ def _replica_names(plan: Plan) -> list[str]:
         for process in plan.processes
         for number, device in zip(process.replicas, process.devices, strict=True)
     }
-    return [names[number] for number in sorted(names)]
+    measured.explained = explain.explain(rounds, [names[number] for number in sorted(names)], plan)
+    return measured.explained
 
 
 def _rounds(point: Group, turns: Mapping[str, Callable[[], Any]]) -> list[explain.Round]:

@@ -1,7 +1,7 @@
 """Decides from processes' events, and from the time, whether one is dead, stopped or stuck, and which.
 
-Pure: the time is an argument. A process that only lost its peers is not to blame; who is shows within moments. A worker
-of an asynchronous training that has begun can be replaced, and its loss ends no run.
+A process that only lost its peers is not to blame; who is shows within moments. The loss of a worker of an asynchronous
+training that has begun ends no run: it can be replaced.
 """
 
 import signal
@@ -19,6 +19,8 @@ TRACING_PATIENCE, BUSY_PATIENCE = 10, 2
 # How long to look for who is to blame once a process has lost its peers.
 BLAME_SECONDS = 12.0
 SILENT_SECONDS = 3.0
+# Events of a process that are no signs of its life.
+NO_SIGNS = (events.Exited, events.Started, events.Signalled, events.Unheard, events.Stopped, events.Unreachable)
 
 
 @dataclass(eq=False)
@@ -44,12 +46,13 @@ class RunFailed(RuntimeError):
 class _Process:
     started: float
     joined: bool = False
+    # It has carried out its command, and owes nothing.
+    responded: bool = False
     beat: float | None = None
     counter: int = -1
     cpu_seconds: float = 0.0
     moved: float = 0.0
     worked: float = 0.0
-    responded: bool = False
     exited: int | None = None
     error: str | None = None
     diverged: bool = False
@@ -80,28 +83,20 @@ class Watch:
             process.responded = rank in servers
             process.moved = process.worked = now
 
-    def responded(self, rank: int) -> None:
-        """The process has carried out its command, and owes nothing."""
-        self.processes[rank].responded = True
-
     def note(self, event: events.Event, now: float) -> None:
         """Takes in an event."""
         process = self.processes.setdefault(event.rank, _Process(started=now, moved=now, worked=now))
         match event:
             case events.Exited(code=code):
                 process.exited = code
-                return
-            case events.Started() | events.Signalled() | events.Unheard():
-                return
             case events.Stopped():
                 process.stopped = True
-                return
             case events.Unreachable(name=name, seconds=None):
                 process.unreachable = f"{name} has forgotten it, since its agent or all of it was started again"
-                return
             case events.Unreachable(name=name, seconds=seconds):
                 process.unreachable = f"nothing was heard of {name} for {seconds:.0f} s, which is down, or cut off"
-                return
+        if isinstance(event, NO_SIGNS):
+            return
         process.stopped, process.beat = False, now
         match event:
             case events.System():

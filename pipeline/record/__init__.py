@@ -1,7 +1,6 @@
 """Turns typed values (dataclasses, Structs, named tuples) into JSON and back, by msgspec.
 
-JSON has no NaN and no infinity: both become null, and null is read as NaN where a number is expected. Unknown keys are
-ignored; missing ones have their defaults.
+JSON has no NaN and no infinity: both become null, and null is read as NaN where a number is expected.
 """
 
 import json

@@ -1,8 +1,6 @@
-"""The events of a run, a class a kind: one JSON object a line of the log.
+"""The events of a run, a class a kind: one JSON object a line of the log; those of `PASSING` only reach the driver.
 
-A line has `time`, `event` (the kind), `group` and `rank`, and the fields of the class. Optional fields have defaults so
-that older logs and other engines still parse. `pipeline.record.log` writes and reads lines; those of `PASSING` only
-reach the driver.
+Optional fields have defaults so that older logs and other engines still parse.
 """
 
 from typing import Any, Literal, NamedTuple, get_args

@@ -1,8 +1,4 @@
-"""The small files beside logs and results, and their contents.
-
-In a run's folder: `tracking.json`, the stores that it is sent to and how much of it each has, and `agents.json`, what
-outlives its driver. In a sweep's: `sweep.json`, its points. In the output folder: `predictions.jsonl` and `links.json`.
-"""
+"""The small files beside logs and results, and their contents: of a run, of a sweep, and of the output folder."""
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -13,6 +9,7 @@ import pipeline.record as record
 from pipeline.record.log import SECRET, objects, read_json, read_whole, write_json, written
 
 LOG, TRACKING, AGENTS, SWEEP = "events.jsonl", "tracking.json", "agents.json", "sweep.json"
+# In the output folder.
 PREDICTIONS, LINKS = "predictions.jsonl", "links.json"
 # Of a run's id, at the end of its name in MLflow.
 ID_LETTERS = 5

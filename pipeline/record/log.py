@@ -166,8 +166,7 @@ def objects(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
 def write_whole(path: Path, text: str | bytes, mode: int = 0o666) -> None:
     """Writes a file so that a reader or a crash sees all of `text` or what was there before. Raises `OSError`.
 
-    Threads, processes and hosts may write one path at once: each fills a file of its own first. `mode` is that of a new
-    file, less the umask; SECRET for one that nobody else can read.
+    Threads, processes and hosts may write one path at once: each fills a file of its own first.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     # What no encoding has, such as a byte of a path, is written as "?".

@@ -19,25 +19,18 @@ from pipeline.analyze.measure import Repeat
 from pipeline.commands import running
 from pipeline.config import config as configs
 from pipeline.config.schema import Config
-from pipeline.driver import RunResult, resume
+from pipeline.driver import RunResult, resume, run_folders
 from pipeline.driver.group import Group, Replay
-from pipeline.driver.resume import FILE, Handover
-from pipeline.driver.run_folders import Lock
 from pipeline.driver.session import Preemption, Session
 from pipeline.driver.timing import Measurements
 from pipeline.errors import UserError
-from pipeline.launch import LaunchError, cluster_of, outlives
-from pipeline.launch.agents import dialling
-from pipeline.launch.agents.channel import new_token
-from pipeline.launch.agents.messages import Held
-from pipeline.launch.agents.remote import RemoteJob, Taken
-from pipeline.launch.hosts import DetachedCluster
-from pipeline.launch.local import LocalCluster
+from pipeline.launch import LaunchError, cluster_of, hosts, local, outlives
+from pipeline.launch.agents import channel, dialling, messages, remote
 from pipeline.launch.signals import Interrupted
 from pipeline.plan import planning
 from pipeline.plan.plan import from_json
-from pipeline.record.commands import Begin, Load
-from pipeline.record.events import Built, Calibrated, Ended, Exited, Explained, Lost, Run, Signalled, Steps, Unreachable
+from pipeline.record import commands, events
+from pipeline.record.events import Calibrated, Exited, Signalled, Steps, Unreachable
 from pipeline.record.files import AGENTS, Kept, forget_agents, trains_on
 from pipeline.record.log import read_json, to_line, write_json
 from pipeline.record.results import Baseline, Ending, Result
@@ -50,18 +43,18 @@ PLAN = planning.make(CONFIG, machine())
 AGENT = Kept("127.0.0.1:7", "secret")
 
 
-def left(directory: Path | str) -> Handover:
+def left(directory: Path | str) -> resume.Handover:
     configs.register()
     measured = Measurements(
         point=[Repeat(640.0, 2.0, (0.1, 0.2), (0.0,))],
-        built=Built(9610, notes=["Counted."]),
-        lost={"train": [Lost("a", 3, 1, "a.png", "is cut off")]},
+        built=events.Built(9610, notes=["Counted."]),
+        lost={"train": [events.Lost("a", 3, 1, "a.png", "is cut off")]},
         steps_per_call=7,
         notes=["It was lost."],
     )
     written, known = OmegaConf.to_yaml(OmegaConf.structured(CONFIG)), Baseline((1.0, 2.0), "there")
     attempt = PLAN.to_json(), 5.0, 0, measured, "last", 2, "point-1.log"
-    return Handover(written, str(directory), *attempt, ["workers=2"], known=known, ask_size=True)
+    return resume.Handover(written, str(directory), *attempt, ["workers=2"], known=known, ask_size=True)
 
 
 @pytest.fixture
@@ -71,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
     run.mkdir(parents=True)
     (run / "plan.json").write_text(PLAN.to_json())
     (run / "events.jsonl").write_bytes(
-        to_line(Run("key", time=1.0)) + to_line(Steps(7, [0.5], time=2.0, group="point"))
+        to_line(events.Run("key", time=1.0)) + to_line(Steps(7, [0.5], time=2.0, group="point"))
     )
     return run
 
@@ -81,13 +74,13 @@ def test_what_is_kept_is_read_as_it_was_written_and_the_token_by_nobody_else(tmp
     assert Kept.read(tmp_path) == Kept("127.0.0.1:7", "secret", {"point": [1], "baseline": [2, 3]})
     assert (tmp_path / AGENTS).stat().st_mode & 0o777 == 0o600
     handed = left("/nowhere")
-    write_json(tmp_path / FILE, handed)
-    assert read_json(Handover, tmp_path / FILE) == handed
+    write_json(tmp_path / resume.FILE, handed)
+    assert read_json(resume.Handover, tmp_path / resume.FILE) == handed
     assert from_json(handed.plan) == PLAN
     assert configs.typed_as(Config, OmegaConf.create(handed.config)) == CONFIG
     resume.forget(tmp_path)
     assert not [*tmp_path.iterdir()]
-    assert Kept.read(tmp_path) is read_json(Handover, tmp_path / FILE) is None
+    assert Kept.read(tmp_path) is read_json(resume.Handover, tmp_path / resume.FILE) is None
 
 
 def test_a_detached_run_may_train_on_for_as_long_as_its_processes_wait(folder):
@@ -106,9 +99,7 @@ class Cluster:
 
     def __init__(self, *events):
         self.waiting = list(events)
-
-    def start(self, plan, group, folder):
-        return self
+        self.start = lambda *_: self
 
     def events(self, timeout):
         events, self.waiting = self.waiting, []
@@ -129,21 +120,19 @@ def test_what_is_in_the_log_is_told_again_in_its_order_and_never_written_twice()
     live: list[bool] = []
     replay = Replay([first, paced, second, asked], 10.0, lambda: live.append(True))
     gone = Exited(0, time=14.0, group="point")
-    events = groups(replay, second, late, gone)
+    following = groups(replay, second, late, gone)
     assert replay.clock() == 10.0
-    assert events("point") == [first]
+    assert following("point") == [first]
     assert (replay.clock(), replay.is_logged(first)) == (11.0, True)
-    assert (events("baseline"), events("point")) == ([paced], [second])
-    assert not live
+    assert (following("baseline"), following("point"), live) == ([paced], [second], [])
     # What an agent sends again is not told again; what ends a process is no line of the log.
-    assert events("point") == [late, gone]
-    assert live == [True]
+    assert (following("point"), live) == ([late, gone], [True])
     assert replay.clock() > 1e9
     assert not replay.is_logged(late)
     # The driver emits the same at another time, as often as it did.
     again = msgspec.structs.replace(asked, time=99.0)
     assert [replay.is_logged(again), replay.is_logged(again)] == [True, False]
-    assert not replay.is_logged(Explained(None, time=99.0))
+    assert not replay.is_logged(events.Explained(None, time=99.0))
     # What another attempt tells is all new.
     replay = Replay([first, second], 10.0)
     assert groups(replay)("point") == [first]
@@ -166,14 +155,14 @@ class Lines:
 
 
 def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_part_of_it(tmp_path):
-    lines, before = Lines(), Taken(4, {"a": Held(2, {0: 3})})
+    lines, before = Lines(), remote.Taken(4, {"a": messages.Held(2, {0: 3})})
     where = {"missing": lambda names: "", "timeout": 1, "returns": 1, "job_before": before}
-    job = RemoteJob(lines, PLAN, "point", tmp_path, {0: "a", 1: "b"}, **where)
+    job = remote.RemoteJob(lines, PLAN, "point", tmp_path, {0: "a", 1: "b"}, **where)
     assert job.number == 4
     for _ in range(2):
-        job.send(Load("here"))
+        job.send(commands.Load("here"))
     assert not lines.said
-    job.send(Begin())
+    job.send(commands.Begin())
     assert [(name, json.loads(message.command)["do"]) for name, message in lines.said] == [("a", "begin")]
     job._find_unreachable()
     assert {event.rank: msgspec.structs.replace(event, time=0.0) for event in job._waiting} == {
@@ -188,10 +177,10 @@ def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_p
 
 def test_who_attaches_where_no_agent_is_finds_none(tmp_path, monkeypatch):
     monkeypatch.setattr(dialling, "ATTACH_SECONDS", 0.5)
-    cluster = DetachedCluster(config().cluster, os.environ)
+    cluster = hosts.DetachedCluster(config().cluster, os.environ)
     assert not cluster.attach(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        Kept(f"127.0.0.1:{taken.getsockname()[1]}", new_token().decode()).write(tmp_path)
+        Kept(f"127.0.0.1:{taken.getsockname()[1]}", channel.new_token().decode()).write(tmp_path)
         with pytest.raises(LaunchError, match="Expected to be able to listen at"):
             cluster.attach(tmp_path)
     assert not cluster.attach(tmp_path)
@@ -212,16 +201,16 @@ def test_what_cannot_be_detached_or_attached_to_is_said_with_what_to_type(asked,
     assert "Expected one run with launch.detach=true, received a sweep" in told.err
     told = asked("attach", "mine").failed(2)
     assert "received outputs/runs/mine, whose processes have ended with it" in told.err
-    lock = Lock(folder)
+    lock = run_folders.Lock(folder)
     assert "outputs/runs/mine, on which one still works" in asked("attach", "mine").err
     lock.release()
     # Processes that are gone, and with them what was to be met.
-    write_json(folder / FILE, left(tmp_path))
+    write_json(folder / resume.FILE, left(tmp_path))
     told = asked("attach", "outputs/runs/mine").failed(2)
     assert "they have ended. Try python -m pipeline workers=2, which goes on from the last checkpoint" in told.err
-    assert not (folder / FILE).exists()
+    assert not (folder / resume.FILE).exists()
     with (folder / "events.jsonl").open("ab") as log:
-        log.write(to_line(Ended("FAILED", "It failed.", time=3.0)))
+        log.write(to_line(events.Ended("FAILED", "It failed.", time=3.0)))
     told = asked("attach", "mine")
     assert "which has ended as FAILED. The same command goes on from its last checkpoint" in told.err
 
@@ -229,13 +218,15 @@ def test_what_cannot_be_detached_or_attached_to_is_said_with_what_to_type(asked,
 def test_whoever_attaches_works_in_the_folder_of_the_run_s_command_and_comes_back(tmp_path, monkeypatch, folder):
     (there := tmp_path / "there").mkdir()
     run, here, seen = left(there), os.getcwd(), []
-    write_json(folder / FILE, run)
+    write_json(folder / resume.FILE, run)
     session = Session((), {}, lambda: Terminal(console_on(io.StringIO())), Tracker)
-    monkeypatch.setattr(LocalCluster, "attach", lambda cluster, folder: bool(seen.append(os.getcwd())) or len(seen) > 1)
+    monkeypatch.setattr(
+        local.LocalCluster, "attach", lambda cluster, folder: bool(seen.append(os.getcwd())) or len(seen) > 1
+    )
     with pytest.raises(UserError, match="received none of"), resume.attach(folder, session):
         pass
     assert (os.getcwd(), seen) == (here, [str(there)])
-    write_json(folder / FILE, run)
+    write_json(folder / resume.FILE, run)
     with resume.attach(folder, session) as supervisor:
         assert os.getcwd() == str(there)
         supervisor.run.release()
@@ -275,7 +266,7 @@ def test_what_a_killed_command_has_left_is_in_the_way_of_those_who_ask_for_its_p
     one, other = (with_(listening, "hardware", host_names=(name,)) for name in "ab")
     (folder / "plan.json").write_text(one.to_json())
     assert [in_the_way(7001, one), in_the_way(7001, other)] == [True, False]
-    lock = Lock(folder)
+    lock = run_folders.Lock(folder)
     assert not in_the_way(7001)
     lock.release()
     (folder / "plan.json").write_text(json.dumps(json.loads(listening.to_json()) | {"detach": True}))

@@ -5,7 +5,7 @@ from conftest import QUICK, with_
 from shipped_sizes import configured
 
 from pipeline.config.schema import Config
-from pipeline.driver.memory_check import too_large, without_room
+from pipeline.driver.forecast import too_large, without_room
 from pipeline.plan import planning
 from pipeline.plan.estimate import estimate
 from pipeline.plan.machine import Machine

@@ -24,10 +24,10 @@ from pipeline.data import needed
 from pipeline.driver import RunResult, parallel
 from pipeline.driver import session as module
 from pipeline.driver.parallel import moved, numbers, own_session, part_for, whole
-from pipeline.driver.planner import plan_run
 from pipeline.driver.requests import Requests
 from pipeline.driver.results import preempted
 from pipeline.driver.session import PERSON_SECONDS, WAITING, Preemption, RunRequest, Session
+from pipeline.driver.start import plan_run
 from pipeline.launch.signals import Interrupted
 from pipeline.plan.planning import make
 from pipeline.record import results
@@ -110,8 +110,7 @@ def session_of(tracker: Slow | None = None, folders: Sequence[Path] = (), second
     session = Session((os.getcwd(),), {}, lambda: Terminal(console_on(io.StringIO()), lambda: 0.0), lambda *_: tracker)
     if tracker is not None:
         session.tracker(Path())
-    for folder in folders:
-        session.upload_later(folder, seconds)
+    session.pending.update(dict.fromkeys(folders, seconds))
     return session
 
 

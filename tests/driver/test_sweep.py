@@ -18,8 +18,8 @@ from pipeline.config.composing import Composed, Composer
 from pipeline.config.schema import Config
 from pipeline.driver import RunResult, resume, run_folders
 from pipeline.driver.requests import Sweep, fingerprint, note_alone
+from pipeline.driver.run import command_of
 from pipeline.driver.run_folders import Lock
-from pipeline.driver.tags import command_of
 from pipeline.errors import UserError
 from pipeline.record.files import read_sweep
 from pipeline.record.results import Ending, Result
@@ -78,7 +78,7 @@ def test_a_point_that_another_command_has_ended_is_noted_in_its_sweep_and_not_ru
     (noted,) = entries(made.folder)
     assert (noted["status"], noted["folder"]) == ("FINISHED", "0_mirrored.3")
     lock = Lock(later)
-    with pytest.raises(UserError, match=r"received .*0_mirrored\.3, on which another one does\. Try again"):
+    with pytest.raises(UserError, match=r"received .*0_mirrored\.3, on which one still works\. Try again"):
         resume.find(Config(), None, tmp_path, only=later)
     lock.release()
 

@@ -80,7 +80,7 @@ def commanded(story: Story) -> None:
 
 
 def answers(*ranks: int) -> Happens:
-    return lambda story: [story.watch.responded(rank) for rank in ranks] and None
+    return lambda story: [setattr(story.watch.processes[rank], "responded", True) for rank in ranks] and None
 
 
 def replaces(**why: str) -> Happens:

@@ -398,7 +398,7 @@ def test_a_sweep_of_plans_ends_with_a_table_to_compare_them(pipeline):
 
 
 def test_a_changed_source_file_is_another_model(tmp_path):
-    from pipeline.driver import memory_check
+    from pipeline.driver import forecast
 
     plan = with_(planned(), "model", build={"_target_": "mine.model"})
     (tmp_path / "mine.py").write_text("from parts import width\n")
@@ -409,7 +409,7 @@ def test_a_changed_source_file_is_another_model(tmp_path):
     for width in (1, 1, 2):
         (tmp_path / "parts.py").write_text(f"width = {width}\n")
         # Of the model's size, and of a baseline's speed.
-        names.append((memory_check.size_file(plan, tmp_path, session.search), session._baseline_file(plan, tmp_path)))
+        names.append((forecast.size_file(plan, tmp_path, session.search), session._baseline_file(plan, tmp_path)))
     assert names[0] == names[1]
     assert not set(names[0]) & set(names[2])
     assert fingerprint(plan, "", {}) != fingerprint(with_(plan, "training", precision="mixed_bfloat16"), "", {})

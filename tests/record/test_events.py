@@ -85,9 +85,7 @@ def test_what_is_not_known_or_odd_is_kept_as_it_is(values):
     assert json.loads(to_line(event)).items() >= values.items()
     if values.get("group") == "point":
         assert (event.time, event.group, event.rank) == (8.0, "point", 1)
-
-
-def test_what_a_later_version_adds_to_a_kind_is_passed_over():
+    # What a later version adds to a kind is passed over.
     assert from_plain({"time": 8.0, "event": "saved", "path": "a", "bytes": 7}) == Saved("a", time=8.0)
 
 
@@ -98,14 +96,12 @@ def test_every_kind_that_is_logged_is_in_the_docs():
     assert sorted(rows) == sorted(name for name, kind in events.KINDS.items() if kind not in events.PASSING)
 
 
-def test_numbers_that_json_lacks_are_written_as_null():
+def test_numbers_that_json_lacks_are_written_as_null_and_read_as_none():
     line = to_line(Steps(2, [math.nan, math.inf], metrics={"auc": -math.inf}, seconds=math.nan))
     values = json.loads(line)
     assert (values["losses"], values["metrics"], values["seconds"]) == ([None, None], {"auc": None}, None)
     assert all(map(math.isnan, from_line(line).losses))
-
-
-def test_a_metric_that_is_no_number_does_not_hide_the_others():
+    # One metric that is no number does not hide the others.
     odd = {"auc": 0.5, "yes": True, "said": "0.5", "none": None, "large": 10**400}
     metrics = from_plain({"event": "steps", "step": 1, "losses": [], "metrics": odd}).metrics
     assert (metrics.pop("auc"), metrics.pop("large")) == (0.5, math.inf)
@@ -140,25 +136,20 @@ def test_a_line_without_an_object_is_no_event(line):
     assert from_line(line) is None
 
 
-@pytest.mark.parametrize("cut", range(1, len(to_line(SECOND))))
-def test_a_line_that_was_cut_short_is_not_replayed_and_gone_once_the_log_is_opened_again(tmp_path, cut):
-    path = tmp_path / "events.jsonl"
-    path.write_bytes(to_line(FIRST) + to_line(SECOND)[:cut])
-    assert [event for event, _ in read(path)] == [FIRST]
+@pytest.mark.parametrize("whole", [[], [FIRST], [FIRST, SECOND]], ids=len)
+@pytest.mark.parametrize("cut", [
+    *(to_line(SECOND)[:size] for size in range(len(to_line(SECOND)))),
+    *(b"x" * size for size in (log.BLOCK_BYTES - 1, log.BLOCK_BYTES, 3 * log.BLOCK_BYTES + 1)),
+], ids=len)  # fmt: skip
+def test_a_line_that_was_cut_short_is_not_replayed_and_gone_once_the_log_is_opened_again(tmp_path, whole, cut):
+    path, lines = tmp_path / "events.jsonl", b"".join(map(to_line, whole))
+    path.write_bytes(lines + cut)
+    assert [event for event, _ in read(path)] == whole
     written = EventLog(path)
     written.append(THIRD)
     written.close()
-    assert path.read_bytes() == to_line(FIRST) + to_line(THIRD)
-    assert list(read(path)) == [(FIRST, len(to_line(FIRST))), (THIRD, path.stat().st_size)]
-
-
-@pytest.mark.parametrize("whole", [b"", to_line(FIRST), to_line(FIRST) + to_line(SECOND)], ids=len)
-@pytest.mark.parametrize("size", [0, log.BLOCK_BYTES - 1, log.BLOCK_BYTES, 3 * log.BLOCK_BYTES + 1])
-def test_a_cut_line_of_any_length_is_found_from_the_end_and_whole_ones_stay_as_they_are(tmp_path, whole, size):
-    path = tmp_path / "events.jsonl"
-    path.write_bytes(whole + b"x" * size)
-    EventLog(path).close()
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == lines + to_line(THIRD)
+    assert [*read(path)][-1] == (THIRD, path.stat().st_size)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
@@ -214,6 +205,9 @@ def test_a_command_comes_out_as_it_went_in_and_stays_as_it_is(name, data):
 
 def test_what_answers_a_command_is_a_kind_of_event():
     answers = {name: made.response_type() for name, made in commands.COMMANDS.items()}
-    assert {name for name, answer in answers.items() if answer is Never} == {"begin", "leave", "exit"}
-    assert {answer for answer in answers.values() if answer is not Never} <= set(events.KINDS.values())
-    assert answers["measure"] is events.Measured
+    assert {name for name, answer in answers.items() if answer not in events.KINDS.values()} == {
+        "begin",
+        "leave",
+        "exit",
+    }
+    assert (answers["begin"], answers["measure"]) == (Never, events.Measured)

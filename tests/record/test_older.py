@@ -66,8 +66,8 @@ def test_its_sweep_is_read_reported_compared_and_predicted_from(tmp_path):
 
 def test_resuming_finds_the_run_it_left(tmp_path):
     shutil.copytree(OLD / "runs", tmp_path / "runs")
-    values = json.loads((OLD / "runs" / "mirrored" / "plan.json").read_text())
-    earlier = resume.find(config(resume="auto"), plan.from_json(json.dumps(values)), tmp_path)
+    planned = plan.from_json((OLD / "runs" / "mirrored" / "plan.json").read_text())
+    earlier = resume.find(config(resume="auto"), planned, tmp_path)
     earlier.release()
     assert (earlier.folder.name, earlier.status, earlier.saved_step) == ("mirrored", "killed", 60)
 
@@ -91,9 +91,7 @@ def test_an_earlier_plan_comes_out_as_it_went_in_and_keeps_its_names():
         assert now.pop("version") == plan.VERSION
         assert then.items() <= now.items()
         assert plan.identity(now) == plan.identity(then)
-
-
-def test_what_a_later_version_adds_to_a_plan_is_passed_over():
+    # What a later version adds is passed over.
     planned = planning.make(config("mirrored", workers=2), machine())
     assert plan.from_values(json.loads(planned.to_json()) | {"version": 99, "flux": 1}) == planned
 

@@ -92,19 +92,15 @@ def test_what_a_later_version_adds_to_a_result_is_passed_over(result):
 
 def test_a_training_that_diverged_is_read_with_what_its_loss_came_to(tmp_path):
     results.write(tmp_path, Result(training=Training(loss=float("nan"), metrics={"accuracy": float("inf")})))
-    read = results.read(tmp_path)
-    assert read is not None
-    assert str(read.training.loss) == "nan"
-    assert read.training.metrics == {"accuracy": float("inf")}
+    read = results.read(tmp_path).training
+    assert (str(read.loss), read.metrics) == ("nan", {"accuracy": float("inf")})
 
 
 def test_a_result_of_0_1_0_is_read_and_comes_out_as_it_went_in():
-    files = sorted(OLD.glob("**/result.json"))
-    assert files
-    for path in files:
-        then = json.loads(path.read_text())
-        result = results.read(path.parent)
-        assert result is not None
+    paths = sorted(OLD.glob("**/result.json"))
+    assert paths
+    for path in paths:
+        then, result = json.loads(path.read_text()), results.read(path.parent)
         assert results.to_values(result) == {"version": results.VERSION} | then
         assert (result.ending.status, result.choices.data, result.training.parameters) == ("FINISHED", "digits", 9610)
 

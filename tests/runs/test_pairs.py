@@ -25,9 +25,9 @@ from under_way import UnderWay
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
-from pipeline.driver.planner import plan_run
 from pipeline.driver.requests import devices
 from pipeline.driver.session import Session
+from pipeline.driver.start import plan_run
 from pipeline.errors import as_typed
 from pipeline.plan import planning
 

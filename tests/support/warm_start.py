@@ -128,7 +128,7 @@ def compose_once() -> None:
     from pipeline.config import config
 
     # What a command imports once it runs or reports something.
-    from pipeline.driver import parallel, predicting, resume, supervisor  # noqa: F401
+    from pipeline.driver import forecast, parallel, resume, supervisor  # noqa: F401
     from pipeline.views import report  # noqa: F401
     from pipeline.views.terminal import live  # noqa: F401
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from pipeline.analyze import comparable, compare
 from pipeline.analyze.compare import Verdict
 from pipeline.driver import Tracking
-from pipeline.driver.run import Run
-from pipeline.driver.tags import origin
+from pipeline.driver.run import Run, origin
 from pipeline.record import results
 from pipeline.record.events import Ended, Report
 from pipeline.record.files import TrackingStore

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.analyze import calibration, comparable
 from pipeline.analyze.compare import Use, Verdict
-from pipeline.driver.tags import PROGRAM, command_of
+from pipeline.driver.run import PROGRAM, command_of
 from pipeline.record.results import IN_THIS_RUN
 from pipeline.views.report.figures import Drawn, MissingFigure, css, interval_name
 from pipeline.views.report.gather import ReportedRun, ReportedSweep
