@@ -53,14 +53,12 @@ class Composed:
     checked: Config | None  # before it was written, if it is of no sweep
 
 
-class OwnChoices(SearchPathPlugin):
-    """Adds the folder of --config-dir to where Hydra looks for choices."""
-
+class _OwnChoices(SearchPathPlugin):
     folder: Path | None = None
     counts_first = True
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Adds it before this program's own, or behind."""
+        """Adds the folder of --config-dir before this program's own, or behind."""
         if self.folder is not None:
             add = search_path.prepend if self.counts_first else search_path.append
             add("command-line", f"file://{self.folder}", SearchPathQuery("main"))
@@ -79,9 +77,9 @@ class Composer:
             expected = f"--config-path to be a folder with {name}.yaml, in place of this program's own choices"
             instead = f"{in_shell(f'--config-dir={ours}')} for choices beside these"
             raise UserError(expected, f"{ours}, which has none", instead)
-        OwnChoices.folder = self._places[0] if own is not None else None
-        OwnChoices.counts_first = own is None or _counts_first(Path(own), self._places[-1], f"{name}.yaml")
-        Plugins.instance().register(OwnChoices)
+        _OwnChoices.folder = self._places[0] if own is not None else None
+        _OwnChoices.counts_first = own is None or _counts_first(Path(own), self._places[-1], f"{name}.yaml")
+        Plugins.instance().register(_OwnChoices)
         GlobalHydra.instance().clear()
         initialize_config_dir(str(self._places[-1]), job_name="pipeline", version_base="1.3")
         self._name, self._schema = name, schema
@@ -118,8 +116,7 @@ class Composer:
             OmegaConf.resolve(config)
         if typed.package in (None, "_global_"):
             return OmegaConf.to_yaml(config)
-        part = OmegaConf.select(config, typed.package)
-        if part is None:
+        if (part := OmegaConf.select(config, typed.package)) is None:
             raise UserError("--package with a part of the config", typed.package, f"--cfg {typed.cfg} --package train")
         return f"# @package {typed.package}\n{OmegaConf.to_yaml(part)}" if OmegaConf.is_config(part) else f"{part}\n"
 
@@ -147,8 +144,8 @@ class Composer:
         return True
 
     def _listed(self, group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
-        sources = [source for source in self._loader.get_sources() if source.is_group(group)]
-        return sorted({name for source in sources for name in source.list(group, kind)})
+        sources = self._loader.get_sources()
+        return sorted({name for source in sources if source.is_group(group) for name in source.list(group, kind)})
 
     def written(self, group: str | None = None, choice: str = "") -> str:
         """Returns the text of a choice's file, or of the config's, with comments; "" of a package's choice."""
@@ -178,17 +175,16 @@ class Composer:
             yield self._written(whole, None, check)
             return
         HydraConfig.instance().set_config(whole)
+        of_hydra = _lines(whole.hydra.overrides.hydra)
         with _refused(self._schema):
             place = Path(str(whole.hydra.sweep.dir))
-        of_hydra = _lines(whole.hydra.overrides.hydra)
-        points = [self._load([*of_hydra, *point], of_sweep=True) for point in self._expanded(whole)]
-        for number, point in enumerate(points):
-            # What a resolver gave once, as the time, holds for all.
-            OmegaConf.copy_cache(whole, point)
-            _expect_name(point)
-            with open_dict(point):
-                point.hydra.job.id = point.hydra.job.num = number
-        with _refused(self._schema):
+            points = [self._load([*of_hydra, *point], of_sweep=True) for point in self._expanded(whole)]
+            for number, point in enumerate(points):
+                # What a resolver gave once, as the time, holds for all.
+                OmegaConf.copy_cache(whole, point)
+                _expect_name(point)
+                with open_dict(point):
+                    point.hydra.job.id = point.hydra.job.num = number
             folders = [str(OmegaConf.select(point, "hydra.sweep.subdir")) for point in points]
         if len({*folders}) < len(folders):
             raise UserError("hydra.sweep.subdir to give each run a folder of its own", folders[0], "without it")
@@ -202,10 +198,10 @@ class Composer:
         lines = [f"{key}={value}" for key, value in (whole.hydra.sweeper.params or {}).items()]
         values: dict[str, list[str]] = {}
         for override in _parsed([*lines, *_lines(whole.hydra.overrides.task)], self._loader):
-            key, group = override.get_key_element(), override.key_or_group
+            key, group, line = override.get_key_element(), override.key_or_group, override.input_line
             if override.is_interval_sweep():
                 instead = f"-m {key}=1,2 or {key}=range(1,3)"
-                raise UserError(f"values of {key} that can be counted", override.input_line, instead)
+                raise UserError(f"values of {key} that can be counted", line, instead)
             texts = [] if override.is_sweep_override() else [override.get_value_element_as_str()]
             # Not a range of steps of 0, which never ends, nor a glob of what is no group.
             with suppress(HydraException, ValueError):
@@ -213,8 +209,7 @@ class Composer:
             if not texts:
                 usual_ones = self.choices().get(group, [])[:2] or usual(group, self._schema)[:1]
                 instead = f"-m {in_shell(f'{key}=' + (','.join(usual_ones) or 'null'))}"
-                received = f"{override.input_line}, which gives none"
-                raise UserError(f"at least one value of {key} for a sweep", received, instead)
+                raise UserError(f"at least one value of {key} for a sweep", f"{line}, which gives none", instead)
             values[key] = [f"{key}={text}" for text in texts]
         return itertools.product(*values.values())
 
@@ -227,20 +222,17 @@ class Composer:
         hydra = cast("DictConfig", HydraConfig.instance().cfg)
         with read_write(hydra.hydra):
             hydra.hydra.runtime.output_dir = os.path.abspath(folder)
-        typed = _lines(composed.hydra.overrides.task)
-        # Nothing stays of what starts nothing.
-        stays = OmegaConf.select(composed, "mode") not in (Mode.plan, Mode.predict) and composed.hydra.output_subdir
-        place = folder / str(composed.hydra.output_subdir)
+        typed, inside, checked = _lines(composed.hydra.overrides.task), composed.hydra.output_subdir, None
         with open_dict(composed):
             del composed["hydra"]
-        checked = None
         if sweep is None:
             check(checked := configs.typed_as(Config, composed, typed))
         folder.mkdir(parents=True, exist_ok=True)
-        if stays:
-            place.mkdir(parents=True, exist_ok=True)
+        # Nothing stays of what starts nothing.
+        if inside and OmegaConf.select(composed, "mode") not in (Mode.plan, Mode.predict):
+            (folder / str(inside)).mkdir(parents=True, exist_ok=True)
             for name, node in (("config", composed), ("hydra", hydra), ("overrides", ListConfig(typed))):
-                OmegaConf.save(node, place / f"{name}.yaml")
+                OmegaConf.save(node, folder / str(inside) / f"{name}.yaml")
         return Composed(composed, Path(hydra.hydra.runtime.output_dir), sweep, typed, checked)
 
     def _load(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN, of_sweep: bool = False) -> DictConfig:
@@ -260,12 +252,11 @@ class Composer:
             composed = (self._shared(typed, overrides) if of_sweep else None) or self._by_hydra(overrides, mode)
             self._name_by_choice(composed)
         configs.check_hydra(composed.hydra)
-        for key in ("tracking.uri", "sweep.name", "strategy.name"):
+        with suppress(OmegaConfBaseException):
+            check_password(OmegaConf.select(composed, "tracking.uri"))
+        for key in ("sweep.name", "strategy.name"):
             with suppress(OmegaConfBaseException):
-                value = OmegaConf.select(composed, key)
-                if key == "tracking.uri":
-                    check_password(value)
-                elif value is not None and NAME.fullmatch(name := str(value)) is None:
+                if (name := OmegaConf.select(composed, key)) is not None and not NAME.fullmatch(name := str(name)):
                     near = re.sub(r"[^\w.-]+", "_", name, flags=re.ASCII).strip("._-")[:99] or "mine"
                     expected = f"{key} to be a folder's name of letters, digits, '.', '_' and '-'"
                     raise UserError(expected, name.strip() or "nothing", f"{key}={near}")
@@ -327,8 +318,8 @@ class Composer:
                 continue
             file = f"{group}/{choice}"
             if file not in self._keys_of:
-                source = next((source for source in self._loader.get_sources() if source.is_config(file)), None)
-                content = None if source is None else source.load_config(file).config
+                sources = [source for source in self._loader.get_sources() if source.is_config(file)]
+                content = sources[0].load_config(file).config if sources else None
                 self._keys_of[file] = [str(key) for key in content] if isinstance(content, DictConfig) else []
             names = self._keys_of[file]
             # A file that says nothing is no choice that could be made, but for hardware.

@@ -20,21 +20,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, errors
 from yaml import MarkedYAMLError, YAMLError  # type: ignore[import-untyped]
 
-from pipeline.config import offered, targets
-from pipeline.config.instead import (
-    blank,
-    chosen,
-    find,
-    fitting,
-    groups_of,
-    in_shell,
-    is_list,
-    keys,
-    meant_by_key,
-    misfit,
-    repaired,
-    usual,
-)
+from pipeline.config import instead, offered, targets
 from pipeline.config.offered import near
 from pipeline.config.parts import places
 from pipeline.config.schema import COMPOSED, NAMED, Config, PrepareConfig
@@ -43,6 +29,8 @@ from pipeline.errors import UserError, as_typed, first_line
 # What the schemas are called where a config names them.
 SCHEMAS: dict[type, str] = {Config: "schema", PrepareConfig: "prepare_schema"}
 LISTS = (list[int], list[str])
+# What a choice's file tells of its own function.
+FACTS = ("num_classes", "input_shape", "train_examples", "validation_examples", "exchange")
 # A number written with a comma in each thousand.
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 # Keys that a whole sweep has one value of.
@@ -68,7 +56,7 @@ def register(devices: Callable[[], int] | None = None, schema: type[Config] | ty
     store, name = ConfigStore.instance(), SCHEMAS[schema]
     # Made of hundreds of nodes: once in a process is enough.
     if f"{name}.yaml" not in store.repo:
-        store.store(name=name, node=blank(typing.cast("type", schema)))
+        store.store(name=name, node=instead.blank(typing.cast("type", schema)))
     OmegaConf.register_new_resolver("either", lambda one, other: other if one is None else one, replace=True)
     OmegaConf.register_new_resolver("composed_in", lambda name: "" if name is None else f"{COMPOSED}/", replace=True)
     if devices is not None:
@@ -95,11 +83,11 @@ def typed_as(schema: type[Typed], composed: DictConfig, overrides: Sequence[str]
     # Lists and mappings inside of a list of numbers or names, which OmegaConf lets through.
     field: dataclasses.Field[object]
     for key, field in places(typing.cast("type", schema)).items():
-        value = attrgetter(key)(config)
         for kind in (field.type, *typing.get_args(field.type)):
-            if kind in LISTS and not all(isinstance(item, typing.get_args(kind)) for item in value or ()):
-                instead = in_shell(f"{key}={usual(key, schema)[0]}")
-                raise UserError(f"{key} to be {in_words(field.type)}", value, instead)
+            value = attrgetter(key)(config) if kind in LISTS else None
+            if not all(isinstance(item, typing.get_args(kind)) for item in value or ()):
+                try_this = instead.in_shell(f"{key}={instead.usual(key, schema)[0]}")
+                raise UserError(f"{key} to be {in_words(field.type)}", value, try_this)
     return config
 
 
@@ -117,13 +105,9 @@ def _leave_behind(config: dict[Any, Any], overrides: Sequence[str]) -> None:
         choice = config.get(group, {})
         if f"{group}.build._target_" not in keys or not isinstance(build := choice.get("build"), dict):
             continue
-        choice["build"] = {
-            key: value for key, value in build.items() if key == "_target_" or f"{group}.build.{key}" in keys
-        }
-        facts = ("num_classes", "input_shape", "train_examples", "validation_examples", "exchange")
-        choice |= {fact: None for fact in facts if fact in choice and f"{group}.{fact}" not in keys}
-        if f"{group}.name" not in keys:
-            choice["name"] = str(build.get("_target_")).rpartition(".")[2]
+        choice["build"] = {key: build[key] for key in build if key == "_target_" or f"{group}.build.{key}" in keys}
+        left = dict.fromkeys(FACTS) | {"name": str(build.get("_target_")).rpartition(".")[2]}
+        choice |= {key: left[key] for key in left if key in choice and f"{group}.{key}" not in keys}
 
 
 def _keys(key: str, value: object) -> Iterator[str]:
@@ -135,33 +119,32 @@ def _keys(key: str, value: object) -> Iterator[str]:
 
 def refusal(error: Exception, schema: type = Config, typed: Sequence[Override] = ()) -> UserError:
     """Returns what is wrong with a config of a schema, for the person who typed the overrides `typed`."""
-    if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark) is not None:
-        place, problem = f"line {mark.line + 1}", error.problem or first_line(error)
-        return UserError(f"YAML in {mark.name}", f"in {place}: {problem}", f"mending {place}")
-    if isinstance(error, YAMLError | UnicodeDecodeError):
-        return UserError("YAML files in UTF-8", f"other bytes: {first_line(error)}", "saving them as UTF-8")
-    if isinstance(error, MissingConfigException):
-        return _missing_choice(error, schema)
-    if isinstance(error, OverrideParseException):
-        return UserError(
-            "key=value or group=choice", error.override, repaired(error.override, schema) or _help_of(schema)
-        )
+    match error:
+        case MarkedYAMLError(problem_mark=mark) if mark is not None:
+            place, problem = f"line {mark.line + 1}", error.problem or first_line(error)
+            return UserError(f"YAML in {mark.name}", f"in {place}: {problem}", f"mending {place}")
+        case YAMLError() | UnicodeDecodeError():
+            return UserError("YAML files in UTF-8", f"other bytes: {first_line(error)}", "saving them as UTF-8")
+        case MissingConfigException():
+            return _missing_choice(error, schema)
+        case OverrideParseException(override=text):
+            return UserError("key=value or group=choice", text, instead.repaired(text, schema) or _help_of(schema))
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, errors.OmegaConfBaseException):
         cause = cause.__cause__ or cause.__context__
     # Hydra says of a file where it is, of an override what it is for.
-    first, _, rest = str(error).partition(" ")
-    file = rest.partition("'")[2].partition("'")[0] if first == "In" else None
-    group = "" if file is None else file.partition("/")[0]
-    if f"@{group}." in str(error) or (group and cause is not None and find(str(cause.full_key), schema)[3] == [group]):
+    located = re.match(r"In '(.*?)'", str(error))
+    file, group = (located[1], located[1].partition("/")[0]) if located else (None, "")
+    placed = group and cause is not None and instead.find(str(cause.full_key), schema)[3] == [group]
+    if placed or f"@{group}." in str(error):
         return UserError(f"{file}.yaml to begin with the line `# @package _global_`", "another first line", "it there")
-    refused = None if cause is None else _of_value(cause, schema, typed, file)
-    if refused is None and file is None:
-        # Of two whose names Hydra's words hold, the longer one is meant.
-        named = [override for override in typed if override.key_or_group in first_line(error)]
-        refused = _misplaced(max(named, key=lambda override: len(override.key_or_group)), schema) if named else None
-    why = first_line(cause or error).rstrip(".")
-    return refused or UserError("a config that can be composed", why, _help_of(schema))
+    # Of two whose names Hydra's words hold, the longer one is meant.
+    named = [override for override in typed if override.key_or_group in first_line(error)]
+    if cause is not None and (refused := _of_value(cause, schema, typed, file)):
+        return refused
+    if file is None and named:
+        return _misplaced(max(named, key=lambda override: len(override.key_or_group)), schema)
+    return UserError("a config that can be composed", first_line(cause or error).rstrip("."), _help_of(schema))
 
 
 def _of_value(
@@ -173,7 +156,7 @@ def _of_value(
     names = [(f"{override.key_or_group}.", override) for override in typed]
     meeting = [(name, override) for name, override in names if name.startswith(f"{key}.") or f"{key}.".startswith(name)]
     override = max(meeting, key=lambda each: len(each[0]), default=("", None))[1]
-    _, kind, _, rest = find(key, schema)
+    _, kind, _, rest = instead.find(key, schema)
     match error:
         case errors.MissingMandatoryValue() if key:
             return missing_value(key, error.parent_node)
@@ -188,24 +171,24 @@ def _of_value(
                 whole = override.key_or_group != key or override.is_delete()
                 received = override.input_line if whole else override.get_value_string()
             shown = as_typed(received)
-            values = () if rest else usual(key, schema, shown)
-            instead = ", or ".join(in_shell(f"{key}={value}") for value in values)
+            values = () if rest else instead.usual(key, schema, shown)
+            try_this = ", or ".join(instead.in_shell(f"{key}={value}") for value in values)
             expected = f"{key} to be {'of another type' if rest else in_words(kind)}"
-            return UserError(expected, "nothing" if shown == "" else shown, instead or _help_of(schema))
+            return UserError(expected, "nothing" if shown == "" else shown, try_this or _help_of(schema))
         case errors.InterpolationResolutionError():
-            instead = f"{key}=.."
+            try_this = f"{key}=.."
             if isinstance(error, errors.InterpolationKeyError):
                 parent = OmegaConf.to_container(error.parent_node, resolve=False)
                 text = str(parent.get(error.key)) if isinstance(parent, dict) else ""
                 group, dot, _ = text.rpartition("${")[2].partition(".")
                 if dot and group != key.split(".")[0]:
-                    instead = f"{key}=..., or a choice of {group} that has it"
-            return UserError(f"{key} to refer to a value that exists", first_line(error), instead)
+                    try_this = f"{key}=..., or a choice of {group} that has it"
+            return UserError(f"{key} to refer to a value that exists", first_line(error), try_this)
         case errors.GrammarParseError():
             return UserError(f"${{KEY}} in {key} to name another key", error.value, f"{key}=..")
         case errors.ValidationError() | errors.ConfigTypeError() if file is not None:
             group = file.partition("/")[0]
-            _, kind, _, rest = find(group, schema)
+            _, kind, _, rest = instead.find(group, schema)
             expected = f"{group} to be {in_words(kind)}" if not rest else "keys with values as the schema has them"
             return UserError(expected, f"something else in {file}", _help_of(schema))
     return None
@@ -217,35 +200,35 @@ def _misplaced(override: Override, schema: type) -> UserError:
     if override.is_delete():
         return UserError("~ before a key or choice that has a value", line, "without it")
     if override.is_add() or override.is_force_add():
-        if "." not in bare and dataclasses.is_dataclass(find(bare, schema)[1]):
+        if "." not in bare and dataclasses.is_dataclass(instead.find(bare, schema)[1]):
             return UserError(f"one choice of {bare}", f"a second one with {key}", f"{bare}=... without the +")
         return UserError("+ only before a key that is not there yet", line, line.lstrip("+"))
     if schema is not Config:
         return unknown_key(bare, schema)  # a group of choices that it does without
     group, elsewhere, _ = bare.partition("@")
-    value = line.partition("=")[2]
-    instead = f"{group}={value}" if elsewhere else "without it" if key == "hydra" else f"+{line}"
-    return UserError("a choice that is there already", key or "none", instead)
+    try_this = "without it" if key == "hydra" else f"{group}={line.partition('=')[2]}" if elsewhere else f"+{line}"
+    return UserError("a choice that is there already", key or "none", try_this)
 
 
 def _new_argument(error: errors.OmegaConfBaseException, override: Override, schema: type) -> UserError:
     key, line = override.key_or_group, str(override.input_line)
     group, dot, name = key.rpartition(".")
     if isinstance(override.value(), dict):
-        instead = in_shell(f"+{line}") if dot else f"{error.full_key} left out, and +{error.full_key}=.. beside it"
-        return UserError(f"+ before {error.full_key}, which is not there yet", line, instead)
+        absent = error.full_key
+        try_this = instead.in_shell(f"+{line}") if dot else f"{absent} left out, and +{absent}=.. beside it"
+        return UserError(f"+ before {absent}, which is not there yet", line, try_this)
     node = error.parent_node if isinstance(error.parent_node, DictConfig) else {}
     names = [str(name) for name in node if name != targets.KEY]
     if closest := near(name, names):
-        instead = f"{group}.{closest[0]}={line.partition('=')[2]}"
-        return UserError(f"a key of {group} ({', '.join(names)})", key, instead)
+        try_this = f"{group}.{closest[0]}={line.partition('=')[2]}"
+        return UserError(f"a key of {group} ({', '.join(names)})", key, try_this)
     if targets.KEY in node:
         try:
             targets.check({targets.KEY: str(node[targets.KEY]), name: None}, group, search=sys.path)
         except UserError as refused:
             if key in str(refused):
                 return refused
-    return UserError(f"{_beside(key, schema)} that is there already", key, in_shell(f"+{line}"))
+    return UserError(f"{_beside(key, schema)} that is there already", key, instead.in_shell(f"+{line}"))
 
 
 def check_not_swept(overrides: Sequence[Override]) -> None:
@@ -254,45 +237,41 @@ def check_not_swept(overrides: Sequence[Override]) -> None:
         if override.is_sweep_override():
             line, key = str(override.input_line), override.key_or_group
             value = line.partition("=")[2]
-            one = f"{key}=[{value}]" if is_list(key) else f"{key}={value.replace(',', '')}"
-            instead = f"{in_shell(one)}, or " if is_list(key) or THOUSANDS.fullmatch(value) else ""
-            raise UserError("one value", line, f"{instead}-m {in_shell(line)} for a run with each")
+            one = f"{key}=[{value}]" if instead.is_list(key) else f"{key}={value.replace(',', '')}"
+            try_this = f"{instead.in_shell(one)}, or " if instead.is_list(key) or THOUSANDS.fullmatch(value) else ""
+            raise UserError("one value", line, f"{try_this}-m {instead.in_shell(line)} for a run with each")
 
 
 def check_override(override: Override, schema: type, is_choice: bool) -> None:
-    """Refuses a key that is not in the schema, a value of another type, and what can be no choice. Raises `UserError`.
-
-    What depends on the files of choices, as the arguments of a function do, shows when it is composed.
-    """
+    """Refuses a key that is not in the schema, a value of another type, and what can be no choice."""
     key, line = override.key_or_group, str(override.input_line)
     if override.is_sweep_override() and key.replace("/", ".").split(".")[0] in WHOLE:
         raise UserError(f"one value of {key} for a whole sweep", line, "a command for each")
-    _, kind, default, rest = find(key, schema)
+    _, kind, default, rest = instead.find(key, schema)
     value = override.value()
     if override.is_delete():
         if not rest and key not in NAMED:
             # The schema would put its own defaults back, not those of conf/.
-            holds, instead = "a value", f"{key}={'...' if default == '???' else as_typed(default)}"
+            holds, try_this = "a value", f"{key}={'...' if default == '???' else as_typed(default)}"
             if dataclasses.is_dataclass(kind):
-                holds, instead = "its keys", f"without it, or {key}.{dataclasses.fields(kind)[0].name}=... for a key"
-            raise UserError(f"{key} to keep {holds}", f"~{key}", instead)
+                holds, try_this = "its keys", f"without it, or {key}.{dataclasses.fields(kind)[0].name}=... for a key"
+            raise UserError(f"{key} to keep {holds}", f"~{key}", try_this)
     elif is_choice:
         if not isinstance(value, str | list) and not override.is_sweep_override():
-            instead = fitting(f"{key}={value}", schema) if key in offered.choices() else _help_of(schema)
-            raise UserError("the name of a choice after a group", as_typed(value), instead)
+            try_this = instead.fitting(f"{key}={value}", schema) if key in offered.choices() else _help_of(schema)
+            raise UserError("the name of a choice after a group", as_typed(value), try_this)
     elif rest and dataclasses.is_dataclass(kind) and key.split(".")[0] != "hydra":
         raise unknown_key(key, schema, line.partition("=")[2])
-    elif rest or override.is_sweep_override() or "${" in line:
-        return
-    elif (error := misfit(key, value, schema)) is not None:
+    # What depends on the files of choices, as the arguments of a function do, shows when it is composed.
+    elif not (rest or override.is_sweep_override() or "${" in line) and (error := instead.misfit(key, value, schema)):
         raise refusal(error, schema, [override]) from error
 
 
 def unknown_key(key: str, schema: type, value: str | None = None) -> UserError:
     """Returns what is wrong with a key that is none; `value` is what was typed after it, if anything was."""
-    if closest := meant_by_key(key, schema, value):
+    if closest := instead.meant_by_key(key, schema, value):
         return UserError("a key that exists", key, " or ".join(closest))
-    place, _, _, rest = find(key, schema)
+    place, _, _, rest = instead.find(key, schema)
     page = _help_of(schema, f" {place}" if schema is Config and place in offered.choices() else "")
     return UserError(_beside(".".join(filter(None, (place, rest[0]))), schema), key, page)
 
@@ -303,8 +282,8 @@ def _help_of(schema: type, group: str = "") -> str:
 
 def _beside(key: str, schema: type) -> str:
     group = key.rpartition(".")[0]
-    names = [name.rpartition(".")[2] for name in keys(schema) if name.rpartition(".")[0] == group]
-    names += [] if group else groups_of(schema)
+    names = [name.rpartition(".")[2] for name in instead.keys(schema) if name.rpartition(".")[0] == group]
+    names += [] if group else instead.keys(schema, groups=True)
     return f"a key of {group or 'the config'} ({', '.join(names)})" if names else "a key of the config"
 
 
@@ -347,7 +326,8 @@ def _missing_choice(error: MissingConfigException, schema: type) -> UserError:
     if not options:
         return UserError("choices that are there", first_line(error).rstrip("."), _help_of(schema))
     layouts = ", or a layout such as 3gpu or 2x8gpu" if group == "hardware" else ""
-    return UserError(f"{group} to be one of {', '.join(options)}{layouts}", choice, chosen(group, choice, options))
+    expected = f"{group} to be one of {', '.join(options)}{layouts}"
+    return UserError(expected, choice, instead.chosen(group, choice, options))
 
 
 def _not_alone(name: str, received: object) -> UserError:

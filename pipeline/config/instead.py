@@ -53,17 +53,14 @@ def meant(word: str, schema: type = Config) -> str | None:
     >>> meant("workers"), meant("mirored"), meant("stratgy"), meant("train"), meant("resume_changs"), meant("foo")
     ('workers=2', 'strategy=mirrored', 'strategy=mirrored', 'train.epochs=2', 'resume_changes=VALUE', None)
     """
-    groups, all_keys = groups_of(schema), keys(schema)
+    groups, all_keys = keys(schema, groups=True), keys(schema)
     of_groups = {group: options for group, options in offered.choices().items() if group in groups or schema is Config}
-    chosen = {choice: group for group, choices in of_groups.items() for choice in choices}
-    defaults = {group: choice for group, choice in offered.defaults().items() if group in groups}
-    closest = near(word, [*defaults, *groups, *all_keys, *chosen]) or near_keys(word, all_keys, 1)
-    if not closest:
-        return None
-    name = closest[0]
-    if name in defaults or name in chosen:
-        return f"{name}={defaults[name]}" if name in defaults else f"{chosen[name]}={name}"
-    key = next(key for key in all_keys if f"{key}.".startswith(f"{name}."))
+    lines = {choice: f"{group}={choice}" for group, choices in of_groups.items() for choice in choices}
+    lines |= {group: f"{group}={choice}" for group, choice in offered.defaults().items() if group in groups}
+    closest = near(word, [*groups, *all_keys, *lines]) or near_keys(word, all_keys, 1)
+    if not closest or closest[0] in lines:
+        return lines[closest[0]] if closest else None
+    key = next(key for key in all_keys if f"{key}.".startswith(f"{closest[0]}."))
     value = (usual(key, schema) or ("null",))[0]
     return f"{key}={'VALUE' if value in ('null', '[]') else value}"
 
@@ -76,7 +73,7 @@ def meant_by_key(key: str, schema: type = Config, value: str | None = None) -> l
     >>> meant_by_key("train.epoch"), meant_by_key("zzz")
     (['train.epochs'], [])
     """
-    names = [*keys(schema), *groups_of(schema)]
+    names = [*keys(schema), *keys(schema, groups=True)]
     lines = [line for line in elsewhere(key.rpartition(".")[2], value or "") if line.partition("=")[0] in names]
     lines = lines or [f"{name}={value}" for name in near_keys(key, names)]
     return [line.partition("=")[0] for line in lines] if value is None else [fitting(line, schema) for line in lines]
@@ -90,17 +87,15 @@ def meant_by_option(arguments: Sequence[str], problem: str) -> str:
     """
     if forms := [form for option, form in WITH_VALUE.items() if option in problem]:
         return forms[0]
-    for place, argument in enumerate(arguments):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         option, equals, value = argument.partition("=")
-        if not option.startswith("-") or option not in problem:
-            continue
-        following = "".join(arguments[place + 1 : place + 2])
-        value = value if equals or following.startswith("-") or "=" in following else following
-        key = option.strip("-").replace("-", "_")
-        if not find(key)[3]:
-            return fitting(f"{key}={value or (usual(key) or ('null',))[0]}")
-        if closest := meant_by_key(key, value=value):
-            return " or ".join(closest)
+        if option.startswith("-") and option in problem:
+            value = value if equals or following.startswith("-") or "=" in following else following
+            key = option.strip("-").replace("-", "_")
+            if not find(key)[3]:
+                return fitting(f"{key}={value or (usual(key) or ('null',))[0]}")
+            if closest := meant_by_key(key, value=value):
+                return " or ".join(closest)
     return "`python -m pipeline --help`"
 
 
@@ -110,16 +105,14 @@ def chosen(group: str, choice: str, options: Sequence[str]) -> str:
     >>> chosen("model", "mine:build", ["cnn"]), chosen("data", "~/a.csv", ["csv"]), chosen("tracking", "wandb", ["x"])
     ('model.build._target_=mine.build', "data=csv 'data.path=~/a.csv'", 'tracking=sqlite')
     """
-    if group == "data" and ("/" in choice or "." in choice) and not choice.endswith(".py"):
-        reader = READERS.get(choice.rpartition(".")[2].lower(), "images")
-        if "/" in choice or reader != "images":
-            return f"data={reader} {in_shell(f'data.path={choice}')}"
+    reader = READERS.get(choice.rpartition(".")[2].lower(), "images")
+    if group == "data" and not choice.endswith(".py") and ("/" in choice or ("." in choice and reader != "images")):
+        return f"data={reader} {in_shell(f'data.path={choice}')}"
     if group in ("model", "data", "strategy"):
-        file, function = choice.removesuffix(".py").rpartition("/")[2].replace(":", "."), "my_function"
-        if choice.endswith(".py") and file.isidentifier():
-            return f"{group}.build._target_={file}.{function}"
-        if "." in file and all(part.isidentifier() for part in file.split(".")):
-            return f"{group}.build._target_={file}"
+        file = choice.removesuffix(".py").rpartition("/")[2].replace(":", ".")
+        target = f"{file}.my_function" if choice.endswith(".py") else file
+        if "." in target and all(part.isidentifier() for part in target.split(".")):
+            return f"{group}.build._target_={target}"
     alone = [f"{choice}gpu"] if group == "hardware" and LAYOUT.match(f"{choice}gpu") else []
     closest = alone or near(choice, options) or [offered.defaults().get(group, options[0])]
     return f"{group}={closest[0]}"
@@ -160,12 +153,11 @@ def repaired(override: str, schema: type = Config) -> str | None:
     if not whole or (find(key, schema)[3] and "==" not in override):
         return "quotes around the whole of it"
     key, value = key.strip(), os.path.expanduser(value.strip("= "))
-    called = re.fullmatch(r"\[?([\w.]+)\(.*\)\]?", value)
+    listed, called = is_list(key, schema), re.fullmatch(r"\[?([\w.]+)\(.*\)\]?", value)
     if called and key in PACKAGES:
         written = targets.written(called[1], PACKAGES[key])
-        return in_shell(f"{key}=[{written}]" if is_list(key, schema) else f"{key}={written}")
-    other = f"{key}=[{value.strip('()')}]" if is_list(key, schema) else f"{key}='{value}'"
-    return fitting(f"{key}={value}", schema, other)
+        return in_shell(f"{key}=[{written}]" if listed else f"{key}={written}")
+    return fitting(f"{key}={value}", schema, f"{key}=[{value.strip('()')}]" if listed else f"{key}='{value}'")
 
 
 def usual(key: str, schema: type = Config, received: str = "") -> tuple[str, ...]:
@@ -239,14 +231,9 @@ def is_list(key: str, schema: type = Config) -> bool:
     return any(typing.get_origin(one) is list for one in (kind, *typing.get_args(kind)))
 
 
-def keys(schema: type = Config) -> list[str]:
-    """Every key of the schema, dotted."""
-    return [key for key, field in places(schema).items() if not dataclasses.is_dataclass(field.type)]
-
-
-def groups_of(schema: type = Config) -> list[str]:
-    """Returns the keys of a schema that hold keys."""
-    return [key for key, field in places(schema).items() if dataclasses.is_dataclass(field.type)]
+def keys(schema: type = Config, groups: bool = False) -> list[str]:
+    """Every key of the schema, dotted; with `groups` those that hold keys."""
+    return [key for key, field in places(schema).items() if dataclasses.is_dataclass(field.type) == groups]
 
 
 def find(key: str, schema: type = Config) -> tuple[str, object, object, list[str]]:

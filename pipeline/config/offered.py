@@ -101,14 +101,14 @@ def folder() -> Path:
 
 def defaults() -> dict[str, str]:
     """Returns the choice of each group that has one by default."""
-    lines = re.findall(r"^  - (\w+): (\S+)", (folder() / "config.yaml").read_text(), re.M)
-    return {group: choice for group, choice in lines if choice != "null"}
+    return dict(re.findall(r"^  - (\w+): (?!null\b)(\S+)", (folder() / "config.yaml").read_text(), re.M))
 
 
 def choices() -> dict[str, list[str]]:
     """Returns the shipped choices of each group, by the names of their files, and layouts of hardware."""
-    groups = sorted(path for path in folder().iterdir() if path.is_dir())
-    names = {group.name: sorted(path.stem for path in group.glob("[!_]*.yaml")) for group in groups}
+    names = {
+        group.name: sorted(path.stem for path in group.glob("[!_]*.yaml")) for group in sorted(folder().glob("*/"))
+    }
     return names | {"hardware": [*names["hardware"], *LAYOUTS]}
 
 
@@ -159,16 +159,16 @@ def near(word: str, names: Iterable[str], count: int = 1) -> list[str]:
     """
     typed, likeness = word.lower(), dict[str, float]()
     for name in names:
-        likeness[name] = difflib.SequenceMatcher(None, typed, name.lower()).ratio()
         shorter, longer = sorted((typed, name.lower()), key=len)
+        spelt, held = difflib.SequenceMatcher(None, typed, name.lower()).ratio(), 0.0
         if sorted(shorter) == sorted(longer):
-            likeness[name] = max(likeness[name], SWAPPED)
+            held = SWAPPED
         elif len(shorter) >= LEAST_LETTERS and shorter in longer:
-            likeness[name] = max(likeness[name], ALIKE + (1 - ALIKE) * len(shorter) / len(longer))
+            held = ALIKE + (1 - ALIKE) * len(shorter) / len(longer)
+        likeness[name] = max(spelt, held)
     if (called := CALLED.get(typed)) is not None and called.partition(" ")[0] in likeness:
         return [called]
-    alike = [name for name in likeness if likeness[name] >= ALIKE]
-    return sorted(alike, key=lambda name: -likeness[name])[:count]
+    return sorted((name for name in likeness if likeness[name] >= ALIKE), key=lambda name: -likeness[name])[:count]
 
 
 def near_keys(key: str, keys: Sequence[str], count: int = 2) -> list[str]:
@@ -184,9 +184,5 @@ def near_keys(key: str, keys: Sequence[str], count: int = 2) -> list[str]:
     groups = {candidate.rpartition(".")[0] for candidate in keys}
     # In the group that was typed, or those that are spelt alike; without one, in any.
     meant = {group} if group in groups and group else set(near(group, groups, count)) if group else groups
-    names: dict[str, str] = {}
-    for candidate in keys:
-        place, _, last = candidate.rpartition(".")
-        if place in meant:
-            names.setdefault(last, candidate)
-    return [names[last] for last in near(name, names)]
+    names = {one.rpartition(".")[2]: one for one in reversed(keys) if one.rpartition(".")[0] in meant}
+    return [names[last] for last in near(name, reversed(names))]

@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -62,18 +61,6 @@ def places(kind: Kind, prefix: str = "") -> dict[str, Field]:
     return fields
 
 
-@cache
-def _placed(kind: Kind) -> dict[str, tuple[str, Field]]:
-    """The fields of a dataclass and of those in it, each with its dotted place, by their names in files."""
-    fields: dict[str, tuple[str, Field]] = {}
-    for field in dataclasses.fields(kind):
-        if inner := _inner(field):
-            fields |= {name: (f"{field.name}.{place}", leaf) for name, (place, leaf) in _placed(inner).items()}
-        else:
-            fields[field.metadata.get(NAME) or field.name] = field.name, field
-    return fields
-
-
 def _inner(field: Field) -> "Kind | None":
     """The dataclass that a field holds; None for a value, and for a marked field, which is taken whole."""
     kind = field.type
@@ -83,8 +70,13 @@ def _inner(field: Field) -> "Kind | None":
 @cache
 def leaves(kind: Kind, part: Part | None = None) -> dict[str, Field]:
     """The fields of a dataclass and of those in it, by their names in files; those that take part in `part`, if any."""
-    placed = {name: field for name, (_, field) in _placed(kind).items()}
-    return {name: field for name, field in placed.items() if part is None or part in field.metadata.get(SAYS, ())}
+    fields: dict[str, Field] = {}
+    for field in dataclasses.fields(kind):
+        if inner := _inner(field):
+            fields |= leaves(inner, part)
+        elif part is None or part in field.metadata.get(SAYS, ()):
+            fields[field.metadata.get(NAME) or field.name] = field
+    return fields
 
 
 def flat(nested: "DataclassInstance", part: Part | None = None) -> dict[str, object]:
@@ -102,7 +94,11 @@ def flat(nested: "DataclassInstance", part: Part | None = None) -> dict[str, obj
     >>> unflat(Outer, {"inner_size": 3, "notes": "none", "version": 2})
     Outer(inner=Inner(size=3), notes='none')
     """
-    return {name: attrgetter(_placed(type(nested))[name][0])(nested) for name in leaves(type(nested), part)}
+    values: dict[str, object] = {}
+    for field in dataclasses.fields(nested):
+        value = getattr(nested, field.name)
+        values |= flat(value, part) if _inner(field) else {field.metadata.get(NAME) or field.name: value}
+    return {name: values[name] for name in leaves(type(nested), part)}
 
 
 def unflat(kind: type[Made], values: Mapping[str, object]) -> Made:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pipeline.config.offered import elsewhere, near
 from pipeline.config.schema import Json
@@ -36,8 +36,8 @@ def check(
     `search` the folders of modules. Where `allowed` names packages, a function of another one is refused, save for ours
     and Keras's. What cannot be told from source files is left to the call. Raises `UserError`.
     """
+    packages = None if allowed is None else (*OURS, *allowed)
     for place, called in _called(node, key):
-        packages = None if allowed is None else (*OURS, *allowed)
         _check_one(called, place, added if place == key else (), tuple(search), packages)
 
 
@@ -57,8 +57,7 @@ def call(node: Mapping[str, Json], key: str, **given: object) -> Any:
     """
     function = _import(str(node.get(KEY)), key)
     arguments = {name: value(inner, f"{key}.{name}") for name, inner in node.items() if name != KEY}
-    parameters = _asked(function)
-    return function(**{name: given[name] for name in given if name in parameters}, **arguments)
+    return function(**{name: given[name] for name in _asked(function) if name in given}, **arguments)
 
 
 def value(node: Json, key: str) -> Any:
@@ -144,8 +143,7 @@ def _import(target: str, key: str) -> Callable[..., object]:
             value = getattr(value, part)
         if not callable(value):
             raise _no_function(key, f"{target}, which cannot be called")
-        function: Callable[..., object] = value
-        return function
+        return cast("Callable[..., object]", value)
     raise _no_function(key, f"{target}: no module {parts[0]} there")
 
 
@@ -184,8 +182,8 @@ def _check_one(
         function, bound = methods.get("__init__") if len(rest) == 1 and "__new__" not in methods else None, 1
         if real.startswith("keras.src.optimizers."):
             # Each passes others on to the base of all, which refuses what is none.
-            base, names = _module("keras.src.optimizers.base_optimizer.BaseOptimizer", search)
-            init = _methods(_definition(base, names[0], "") if len(names) == 1 else None).get("__init__")
+            base, _ = _module("keras.src.optimizers.base_optimizer.BaseOptimizer", search)
+            init = _methods(_definition(base, "BaseOptimizer", "")).get("__init__")
             more = [argument.arg for argument in init.args.args[1:]] if init else []
     elif isinstance(definition, ast.FunctionDef) and len(rest) > 1:
         raise _no_function(key, f"{target}: {rest[0]} is one itself")
@@ -204,19 +202,18 @@ def _methods(definition: ast.AST | str | list[str] | None) -> dict[str, ast.Func
 
 
 def _as_typed(key: str, target: str) -> str:
+    name, in_list, _ = key.partition("[")
     if not key.startswith("train."):
         return f"{key}.{KEY}={target}"
-    name, in_list, _ = key.partition("[")
-    if key.count(".") > 1:
-        return f"{written(target, '')} there"
-    return f"'{name}=[{written(target, '')}]'" if in_list else f"'{name}={written(target, '')}'"
+    form = f"{{{KEY}: {target}}}"
+    return f"{form} there" if key.count(".") > 1 else f"'{name}={f'[{form}]' if in_list else form}'"
 
 
 def _check_safe(node: Mapping[str, Json], key: str) -> str:
     """Returns what `node` names. Refuses what is no name, and arguments with which Keras would run code of a file."""
-    target = node[KEY]
+    target, instead = node[KEY], _as_typed(key, "my_package.my_function")
     if not isinstance(target, str) or not _is_dotted(target) or "." not in target:
-        received, instead = "none" if target is None else repr(target), _as_typed(key, "my_package.my_function")
+        received = "none" if target is None else repr(target)
         raise UserError(f"{key}._target_ to be like package.function", received, instead)
     for name, safe in SAFE.items():
         if node.get(name, safe) is not safe:
@@ -292,32 +289,28 @@ def _definition(path: Path | None, name: str, module: str, lazy: bool = True) ->
     """
     if path is None or path.suffix != ".py":
         return None
-    names: list[str] = []
+    package, names = module if path.name == "__init__.py" else module.rpartition(".")[0], list[str]()
     for statement in _statements(path):
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            if statement.name == name:
-                return statement
-            names.append(statement.name)
-        elif isinstance(statement, ast.ImportFrom):
-            for alias in statement.names:
-                if alias.name == "*":
-                    return None
-                if (alias.asname or alias.name) == name:
-                    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-                    source = "." * statement.level + (statement.module or "")
-                    return f"{importlib.util.resolve_name(source, package)}.{alias.name}"
-                names.append(alias.asname or alias.name)
-        elif isinstance(statement, ast.Import):
-            for alias in statement.names:
-                if (alias.asname or alias.name.split(".")[0]) == name:
-                    return alias.name if alias.asname else name
-        elif isinstance(statement, ast.If) and ast.unparse(statement.test).rpartition(".")[2] == "TYPE_CHECKING":
-            continue  # Nothing of it is there when the program runs.
-        elif not isinstance(statement, ast.Expr):
-            # Assignments, conditions and the like may make any name.
-            bound = {inner.id for inner in ast.walk(statement) if isinstance(inner, ast.Name)}
-            if name in bound or not isinstance(statement, ast.Assign | ast.AnnAssign):
-                return None
+        bound: dict[str, ast.AST | str | None] = {}
+        match statement:
+            case ast.FunctionDef(name=defined) | ast.ClassDef(name=defined):
+                bound = {defined: statement}
+            case ast.ImportFrom(names=aliases, module=source, level=level):
+                start = "." * level + (f"{source}." if source else "")
+                bound = {alias.asname or alias.name: f"{start}{alias.name}" for alias in aliases}
+            case ast.Import(names=aliases):
+                bound = {alias.asname: alias.name for alias in aliases if alias.asname}
+                bound |= {(first := alias.name.split(".")[0]): first for alias in aliases if not alias.asname}
+            case ast.If(test=test) if ast.unparse(test).rpartition(".")[2] == "TYPE_CHECKING":
+                continue  # Nothing of it is there when the program runs.
+            case ast.Assign() | ast.AnnAssign():
+                bound = {inner.id: None for inner in ast.walk(statement) if isinstance(inner, ast.Name)}
+            case statement if not isinstance(statement, ast.Expr):
+                bound = {"*": None}  # Conditions and the like may make any name.
+        if name in bound or "*" in bound:
+            value = bound.get(name)
+            return importlib.util.resolve_name(value, package) if isinstance(value, str) else value
+        names += bound
     return None if lazy and "__getattr__" in names else names
 
 

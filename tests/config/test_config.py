@@ -39,7 +39,6 @@ def refusal(ran: Ran) -> str:
     ("arguments", "words"),
     [
         # Choices.
-        (["strategy=mirored"], "strategy=mirrored"),
         ([CONF, "model=tinny"], "model=tiny"),
         (["strategy=null"], "strategy=mirrored"),
         (["+strategy=mirrored"], "received a second one with +strategy"),
@@ -47,9 +46,7 @@ def refusal(ran: Ran) -> str:
         (["experiment=mine"], "Expected experiment"),
         (["data=tfds"], "data.name="),
         # Keys.
-        (["workerz=2"], "workers=2"),
         (["train.epoch=3"], "train.epochs=3"),
-        (["~train"], "train.epochs="),
         (["-m", "~measure", "workers=1,2"], "Expected measure"),
         (["~train.epochs"], "train.epochs=null"),
         # Types.
@@ -59,18 +56,12 @@ def refusal(ran: Ran) -> str:
         (["train.loss=mine.my_loss"], "'train.loss={_target_: mine.my_loss}'"),
         (["train.metrics=[acuracy]"], "'train.metrics=[accuracy]'"),
         (["train.optimizer={_target_: keras.optimizers.SGD, lr: 0.1}"], "train.optimizer.learning_rate"),
-        (["data=images", "data.path=nowhere"], "received nowhere"),
         (["data=images", f"data.path={SUPPORT}/con"], f"Try data.path={SUPPORT}/conf."),
-        (["data=images", f"data.path={SUPPORT}/own.py"], "data.path="),
         (["data=images", "data.path=/var/em*"], "received /var/em*"),
         (["data=images", f"data.path={SUPPORT}/conf"], "Expected files (.png, .jpg, .jpeg, .gif, .bmp) in data.path="),
         (["data=images", f"data.path={SUPPORT}", "+data.build.augment.zoom=2"], "received zoom"),
         (["data=images", f"data.path={SUPPORT}", "data.build.validation_fraction=half"], "between 0 and 1"),
-        (["data=csv", f"data.path={SUPPORT}/own.py"], "Expected files (.csv, .csv.gz, .parquet) in data.path="),
         (["data=numpy", f"data.path={SUPPORT}/conf"], "Expected files (.npy) in data.path="),
-        (["data=text", "data.path=nowhere.txt"], "received nowhere.txt"),
-        (["data=tfrecord"], "received none"),
-        (["data=tfrecord", f"data.path={SUPPORT}"], "received no such file"),
         (["data=tfds", "data.name=mnist", f"data.path={SUPPORT}"], "without features.json."),
         (["checkpoint.folder=/proc/x"], "Expected to be able to write checkpoint.folder=/proc/x"),
         (["tracking.uri=sqlite:////proc/x/a.db"], "Expected to be able to write tracking.uri=sqlite:////proc/x/a.db"),
@@ -96,8 +87,6 @@ def refusal(ran: Ran) -> str:
         (["allowed_targets=[mine]", "model.build._target_=own.tiny"], "allowed_targets=[mine,own]"),
         # What Hydra would do before the program has a word.
         (["+hydra.job.env_set.LD_PRELOAD=a.so"], "hydra.job.env_set"),
-        # What would run a sweep's points otherwise than one after the other.
-        (["-m", "hydra/launcher=joblib", "workers=1,2"], "without it"),
         (["-m", "hydra/sweeper=optuna", "workers=1,2"], "Expected hydra/sweeper"),
         (["hydra.launcher=null"], "Expected hydra/launcher"),
         # Overrides that are none.
@@ -108,21 +97,19 @@ def refusal(ran: Ran) -> str:
         (["--strategy", "mirored"], "strategy=mirrored"),
         # What other programs call it; more is in the examples of `pipeline/config/instead.py`.
         (["fp16=true"], "train.precision=mixed_float16"),
-        (["precision=fp16"], "train.precision=mixed_float16"),
-        (["train.batch_size=64"], "train.global_batch=64"),
         (["num_workers=4"], "workers=4 or data.parallel_reads=4"),
         (["momentum=0.9"], "'train.optimizer={_target_: keras.optimizers.SGD, momentum: 0.9}'"),
+        (["precision=fp16"], "train.precision=mixed_float16"),
         (["strategy=horovod"], "strategy=multi_worker strategy.collective=horovod"),
         (["hardware=3"], "hardware=3gpu"),
+        (["train.optimizer=Adam(0.1)"], "'train.optimizer={_target_: keras.optimizers.Adam}'"),
         (["train.steps=1,000"], "train.steps=1000, or -m train.steps=1,000 for a run with each"),
         (["train.metrics=accuracy,auc"], "'train.metrics=[accuracy,auc]', or -m train.metrics=accuracy,auc"),
-        (["train.optimizer=Adam(0.1)"], "'train.optimizer={_target_: keras.optimizers.Adam}'"),
         (["-m", "sweep.name='a b/c'", "workers=1,2"], "sweep.name=a_b_c"),
         (["strategy.name=.."], "received ... Try strategy.name=mine."),
         (["model.build={_target_: own.tiny, new: 1}"], "Try '+model.build={_target_: own.tiny, new: 1}'."),
         # What is misspelt.
         (["epochs=3"], "Try train.epochs=3."),
-        (["workers=many"], "Try workers=2, or workers=null."),
         (["mode=paln"], "Try mode=plan."),
         (["train.save=ture"], "Try train.save=true."),
         (["train.save=-1"], "received -1. Try train.save=true."),
@@ -132,17 +119,14 @@ def refusal(ran: Ran) -> str:
         (["data=synthetic", "+data.build.input_shape=[8]"], "Try data.build.shape."),
         (["workers=2", "foo"], "Try `python -m pipeline --help`."),
         (["hardware=2x0gpu"], "or a layout such as 3gpu or 2x8gpu, received"),
-        (["hardware=2x4tpu"], "or a layout such as 3gpu or 2x8gpu, received"),
         # Sweeps that make no sense, and those of nothing.
         (["-m", "sweep.name=''"], "received nothing. Try sweep.name=mine."),
         (["-m", "sweep.name=a,b"], "Expected one value of sweep.name for a whole sweep, received sweep.name=a,b."),
         (["sweep.name=x"], "Try python -m pipeline -m sweep.name=x."),
-        (["sweep.repeats=2"], "Try python -m pipeline -m sweep.repeats=2."),
         (["-m", "experiment=scalings"], "Expected experiment to be one of batch, precision, scaling, strategies"),
         (["-m", "train.seed=range(3,1)"], "-m train.seed="),
         (["-m", "train.seed=range(1,3,0)"], "received train.seed=range(1,3,0), which gives none"),
         (["-m", "strategy=glob(xyz*)"], "received strategy=glob(xyz*), which gives"),
-        (["-m", "mode=plan", "data.path=shuffle()"], "received data.path=shuffle()"),
         (["--config-dir"], "argument --config-dir/-cd: expected one argument"),
         (["--run", "-m"], "received several"),
         (["-m", "workers=1,two"], "Expected workers"),
@@ -194,18 +178,27 @@ def test_a_port_that_is_taken_is_refused(asked):
     assert f"({os.getpid()}). Try cluster.base_port=null" in message
 
 
-# What is wrong in a file of ones own, and what is said of it.
-BROKEN = {
-    "brackets": ("name: a\nbuild: {_target_: own.tiny\nx: 3\n", "model.yaml, received in line 3"),
-    "tab": ("name: a\n\tbuild: 3\n", "model.yaml, received in line 2: found character '\\t'"),
-    "twice": ("name: a\nname: b\n", "model.yaml, received in line 2: found duplicate key name."),
-    "bytes": (b"\xff\xfe\x00", "Expected YAML files in UTF-8"),
-    "list": ("- 1\n- 2\n", "model to be keys with values (name, build), received something else in model/model."),
-    "nothing": ("", "Expected a choice of model that has a name, received none."),
-    "unknown": ("name: a\nwidth: 3\nbuild: {_target_: own.tiny}\n", "Expected a key of model (name, build), received"),
-    "type": ("name: a\nbuild: own.tiny\n", "Expected model.build to be keys with values, received own.tiny."),
-    "target": ("name: a\n", "Expected model.build._target_ to name a function, received none."),
-}
+GOOD = "# @package _global_\ndefaults: [override /model: mlp]\nworkers: 3\ntrain: {steps: 7}\n"
+FIRST_LINE = "begin with the line `# @package _global_`"
+JOBLIB = "_target_: hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher\n"
+# By the choice that it is: what is wrong in a file of ones own, and what is said of it.
+BROKEN = [
+    ("model=a", "name: a\nbuild: {_target_: own.tiny\nx: 3\n", "a.yaml, received in line 3"),
+    ("model=a", "name: a\n\tbuild: 3\n", "a.yaml, received in line 2: found character '\\t'"),
+    ("model=a", "name: a\nname: b\n", "a.yaml, received in line 2: found duplicate key name."),
+    ("model=a", b"\xff\xfe\x00", "Expected YAML files in UTF-8"),
+    ("model=a", "- 1\n- 2\n", "model to be keys with values (name, build), received something else in model/a."),
+    ("model=a", "", "Expected a choice of model that has a name, received none."),
+    ("model=a", "name: a\nwidth: 3\nbuild: {_target_: own.tiny}\n", "Expected a key of model (name, build), received"),
+    ("model=a", "name: a\nbuild: own.tiny\n", "Expected model.build to be keys with values, received own.tiny."),
+    ("model=a", "name: a\n", "Expected model.build._target_ to name a function, received none."),
+    # A launcher that is installed is refused as one that is not.
+    ("hydra/launcher=joblib", JOBLIB, "spoil each other's timing, received joblib. Try without it."),
+    ("experiment=short", GOOD.replace("steps", "step"), "received train.step. Try train.steps."),
+    ("+experiment=short", GOOD, "Try experiment=... without the +."),
+    ("experiment=short", GOOD.partition("\n")[2], FIRST_LINE),
+    ("experiment=short", "workers: 3\n", FIRST_LINE),
+]
 
 
 def choice(tmp_path: Path, name: str, text: str | bytes = "") -> Path:
@@ -216,36 +209,19 @@ def choice(tmp_path: Path, name: str, text: str | bytes = "") -> Path:
     return path
 
 
-@pytest.mark.parametrize("fault", BROKEN)
-def test_a_fault_in_yaml_of_ones_own_is_refused_with_its_place(asked, tmp_path, fault):
-    text, words = BROKEN[fault]
-    choice(tmp_path, "model/model", text)
-    assert words in refusal(asked("--config-dir=mine", "model=model"))
-    shown: Ran = asked("--config-dir=mine", "--help", "model=model")
+@pytest.mark.parametrize(("typed", "text", "words"), BROKEN)
+def test_a_fault_in_yaml_of_ones_own_is_refused_with_its_place(asked, tmp_path, typed, text, words):
+    choice(tmp_path, typed.lstrip("+").replace("=", "/"), text)
+    assert words in refusal(asked("--config-dir=mine", typed, *(("-m", "workers=1,2") if text == JOBLIB else ())))
+    shown: Ran = asked("--config-dir=mine", "--help", typed)
     assert "Traceback" not in shown.err
     assert shown.code in (0, 2)
 
 
-def test_a_launcher_that_is_installed_is_refused_as_one_that_is_not(asked, tmp_path):
-    launcher = "_target_: hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher\n"
-    choice(tmp_path, "hydra/launcher/joblib", launcher)
-    ran: Ran = asked("-m", "--config-dir=mine", "hydra/launcher=joblib", "workers=1,2")
-    assert "spoil each other's timing, received joblib. Try without it." in refusal(ran)
-
-
-def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_are_refused(asked, tmp_path):
-    good = "# @package _global_\ndefaults: [override /model: mlp]\nworkers: 3\ntrain: {steps: 7}\n"
-    choice(tmp_path, "experiment/short", good)
-    ran: Ran = asked("--config-dir=mine", "experiment=short", "mode=plan").ok()
-    assert [words for words in ("mlp on mnist5k", "3 CPU workers", "7 steps") if words not in ran.out] == []
-    for typed, text, words in (
-        ("experiment=short", good.replace("steps", "step"), "received train.step. Try train.steps."),
-        ("+experiment=short", good, "Try experiment=... without the +."),
-        ("experiment=short", good.partition("\n")[2], "begin with the line `# @package _global_`"),
-        ("experiment=short", "workers: 3\n", "begin with the line `# @package _global_`"),
-    ):
-        choice(tmp_path, "experiment/short", text)
-        assert words in refusal(asked("--config-dir=mine", typed))
+def test_an_experiment_of_ones_own_sets_keys_and_choices(asked, tmp_path):
+    choice(tmp_path, "experiment/short", GOOD)
+    out = asked("--config-dir=mine", "experiment=short", "mode=plan").ok().out
+    assert [words for words in ("mlp on mnist5k", "3 CPU workers", "7 steps") if words not in out] == []
 
 
 def test_a_choice_of_ones_own_counts_before_one_of_the_same_name(asked, tmp_path):
@@ -282,21 +258,19 @@ def test_a_value_of_the_wrong_type_is_named_with_what_it_should_be(overrides, wo
         composed(overrides)
 
 
-def test_a_function_named_on_the_command_line_leaves_the_choice_s_arguments_facts_and_name_behind():
-    config = composed(["model.build._target_=own.tiny", "data.build._target_=own.numbered", "data.num_classes=4"])
-    assert (config.model.build, config.model.name) == ({"_target_": "own.tiny"}, "tiny")
+@pytest.mark.parametrize(("overrides", "build", "name"), [
+    (["model.build._target_=own.tiny"], {"_target_": "own.tiny"}, "tiny"),
+    *((typed, {"_target_": "own.normalised", "bias": True}, "mine") for typed in (
+        ["model.build._target_=own.normalised", "+model.build.bias=true", "model.name=mine"],
+        ["+model={build: {_target_: own.normalised, bias: true}, name: mine}"],
+        ["+model.build={_target_: own.normalised, bias: true}", "model.name=mine"],
+    )),
+])  # fmt: skip
+def test_a_function_that_is_typed_leaves_a_choice_behind_but_for_what_is_typed_with_it(overrides, build, name):
+    config = composed([*overrides, "data.build._target_=own.numbered", "data.num_classes=4"])
+    assert (config.model.build, config.model.name) == (build, name)
     assert (config.data.build, config.data.name) == ({"_target_": "own.numbered"}, "numbered")
     assert (config.data.num_classes, config.data.input_shape) == (4, None)
-
-
-@pytest.mark.parametrize("overrides", [
-    ["model.build._target_=own.normalised", "+model.build.bias=true", "model.name=mine"],
-    ["+model={build: {_target_: own.normalised, bias: true}, name: mine}"],
-    ["+model.build={_target_: own.normalised, bias: true}", "model.name=mine"],
-])  # fmt: skip
-def test_what_was_typed_with_the_function_stays(overrides):
-    model = composed(overrides).model
-    assert (model.build, model.name) == ({"_target_": "own.normalised", "bias": True}, "mine")
 
 
 @pytest.mark.parametrize("name", ["train", "measure", "launch", "mode", "workers", "output_dir", "allowed_targets"])
@@ -304,28 +278,22 @@ def test_every_default_in_the_yaml_is_the_schema_s(name):
     assert getattr(composed([]), name) == getattr(Config(), name)
 
 
-def test_hardware_that_is_a_layout_alone_needs_no_file(asked):
-    ran: Ran = asked("mode=plan", "strategy=multi_worker", "model=mlp", "hardware=16x1cpu").ok()
-    assert "multi_worker on 16x1cpu: 16 CPU workers" in ran.out
-    assert "on 16 hosts" in ran.out
-    swept: Ran = asked("-m", "mode=plan", "strategy=multi_worker", "model=mlp", "hardware=2x8gpu,3gpu").ok()
-    assert "multi_worker on 2x8gpu: 16 GPU workers" in swept.out
-    assert "multi_worker on 3gpu: 3 GPU workers" in swept.out
+FAR = "# @package _global_\ndefaults:\n  - override /hardware: 4x8gpu\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("hardware/3gpu", "name: 3gpu\nhosts: 3\ndevices_per_host: 1\nkind: gpu\n", "on 3 hosts"),
-        ("experiment/far", "# @package _global_\ndefaults:\n  - override /hardware: 4x8gpu\n",
-         "multi_worker on 4x8gpu: 32 GPU workers"),
-    ],
-)  # fmt: skip
-def test_a_file_counts_before_a_layout_of_its_name_and_a_ready_sweep_may_name_one(asked, tmp_path, name, text, words):
-    choice(tmp_path, name, text)
-    ran: Ran = asked("--config-dir=mine", "mode=plan", "strategy=multi_worker", "model=mlp", name.replace("/", "="))
-    assert (ran.code, ran.err) == (0, "")
-    assert words in ran.out
+@pytest.mark.parametrize(("file", "text", "typed", "words"), [
+    (None, "", ["hardware=16x1cpu"], ["multi_worker on 16x1cpu: 16 CPU workers", "on 16 hosts"]),
+    (None, "", ["-m", "hardware=2x8gpu,3gpu"], ["on 2x8gpu: 16 GPU workers", "multi_worker on 3gpu: 3 GPU workers"]),
+    ("hardware/3gpu", "hosts: 3\ndevices_per_host: 1\nkind: gpu\n", ["hardware=3gpu"], ["on 3 hosts"]),
+    ("experiment/far", FAR, ["experiment=far"], ["multi_worker on 4x8gpu: 32 GPU workers"]),
+])  # fmt: skip
+def test_a_layout_needs_no_file_which_counts_before_it_and_a_ready_sweep_may_name_one(
+    asked, tmp_path, file, text, typed, words
+):
+    choice(tmp_path, file or "model/unused", text)
+    ran: Ran = asked("--config-dir=mine", "mode=plan", "strategy=multi_worker", "model=mlp", *typed).ok()
+    assert ran.err == ""
+    assert [word for word in words if word not in ran.out] == []
 
 
 @pytest.mark.parametrize(("arguments", "times"), [
@@ -388,24 +356,18 @@ def test_cfg_job_prints_the_config_as_yaml_and_takes_options_after_overrides_and
     assert not list(ran.folder.iterdir())
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ((), ["cnn on mnist5k, mirrored on auto", "1 chief", "weak scaling", "each CPU     4.6 MiB"]),
-    (
-        ("strategy=one_device", "workers=2", "hardware=2cpu"),
-        ["trains on one device: workers=2 is taken as workers=1.", "one_device on 2cpu: 1 CPU worker", "CPU:0"],
-    ),
-    (
-        ("strategy=multi_worker", "hardware=2x4gpu"),
-        ["8 GPU workers", "2 (1 chief, 1 worker) on 2 hosts", "GPU:0-3", "4-7", "refused without"],
-    ),
-    (
-        ("strategy=multi_worker", "hardware=4gpu", "hardware.rehearse=true", "train.global_batch=96"),
-        ["a rehearsal", "4 (1 chief, 3 workers)", "24 x 4 replicas = 96", "strong scaling"],
-    ),
-    (("model=recommender", "data=clicks", "strategy=parameter_server"), ["recommender on clicks", "server "]),
-], ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")  # fmt: skip
-def test_mode_plan_prints_every_process_and_leaves_nothing(asked, arguments, words):
-    ran: Ran = asked("mode=plan", *arguments).ok()
+@pytest.mark.parametrize(("typed", "words"), [
+    ("", ["cnn on mnist5k, mirrored on auto", "1 chief", "weak scaling", "each CPU     4.6 MiB"]),
+    ("strategy=one_device workers=2 hardware=2cpu",
+     ["trains on one device: workers=2 is taken as workers=1.", "one_device on 2cpu: 1 CPU worker", "CPU:0"]),
+    ("strategy=multi_worker hardware=2x4gpu",
+     ["8 GPU workers", "2 (1 chief, 1 worker) on 2 hosts", "GPU:0-3", "4-7", "refused without"]),
+    ("strategy=multi_worker hardware=4gpu hardware.rehearse=true train.global_batch=96",
+     ["a rehearsal", "4 (1 chief, 3 workers)", "24 x 4 replicas = 96", "strong scaling"]),
+    ("model=recommender data=clicks strategy=parameter_server", ["recommender on clicks", "server "]),
+])  # fmt: skip
+def test_mode_plan_prints_every_process_and_leaves_nothing(asked, typed, words):
+    ran: Ran = asked("mode=plan", *typed.split()).ok()
     assert ran.err == ""
     assert not [word for word in words if word not in ran.out], ran.out
     assert ran.seconds < SECONDS
@@ -416,8 +378,7 @@ def test_mode_plan_prints_every_process_and_leaves_nothing(asked, arguments, wor
 def test_a_sweep_with_mode_plan_prints_each_plan_and_why_a_point_is_left_out_and_leaves_nothing(asked, named):
     ran: Ran = asked("-m", "mode=plan", "strategy=one_device,mirrored", "workers=1,2", "hardware=2cpu", *named).ok()
     assert not list(ran.folder.iterdir())
-    assert ran.out.count("\nprocesses ") == 3
-    assert len(ran.err.splitlines()) == 1
+    assert (ran.out.count("\nprocesses "), ran.err.count("\n")) == (3, 1)
     assert ran.err.startswith("pipeline: Point 1 refused: Expected one point of one_device, which trains on one device")
 
 
@@ -428,9 +389,7 @@ def test_a_sweep_whose_every_point_is_refused_ends_with_two(asked):
 
 def failures(ran: Ran) -> list[str]:
     """The error of each point of a sweep in which every point failed, each told on stderr without a traceback."""
-    assert "Error executing job" not in ran.failed().err
-    assert {result["status"] for result in ran.results} == {"FAILED"}
-    errors = [str(result["error"]) for result in ran.results]
+    errors = [str(result["error"]) for result in ran.failed().results if result["status"] == "FAILED"]
     for error, line in zip(errors, ran.err.splitlines(), strict=True):
         assert line.startswith(f"pipeline: {error} See {ran.folder}")
     return errors
@@ -478,7 +437,5 @@ def test_a_choice_of_one_s_own_is_called_as_its_file_is(pipeline, tmp_path):
     ):
         choice(tmp_path, f"{group}/my_{group}", text)
     chosen = [f"{group}=my_{group}" for group in ("model", "data", "strategy", "hardware")]
-    ran: Ran = pipeline("--config-dir=mine", "mode=plan", *chosen, "workers=1").ok()
-    assert "my_model on my_data, my_strategy on my_hardware" in ran.out
-    named: Ran = pipeline("--config-dir=mine", "mode=plan", *chosen, "workers=1", "model.name=another")
-    assert "another on my_data" in named.out
+    for named, words in ((), "my_model on my_data, my_strategy on"), (("model.name=another",), "another on my_data"):
+        assert words in pipeline("--config-dir=mine", "mode=plan", *chosen, "workers=1", *named).ok().out

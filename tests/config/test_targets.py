@@ -18,7 +18,6 @@ LIBRARY = {
     "mine/__init__.py": """
         from mine.models import deep as renamed, Layer
         from .models import wide
-        from os import path as paths
         import subprocess
         import mine.models as all_models
         from . import models
@@ -72,7 +71,6 @@ def search(tmp_path):
     ("mine.models.deep", {"depth": 3, "bias": True}),
     ("mine.renamed", {"depth": 3, "bias": True}),
     ("mine.wide", {"anything": 3}),
-    ("mine.models.plain", {}),
     ("mine.models.decorated", {"anything": 3}),
     ("mine.Layer", {"units": 3}),
     ("mine.models.Child", {"anything": 3}),
@@ -93,7 +91,6 @@ def search(tmp_path):
     ("builtins.dict", {"a": 3}),
     ("subprocess.run", {"args": ["true"]}),
     ("mine.subprocess.run", {"args": ["true"]}),
-    ("fractions.Fraction", {"numerator": 3}),
 ])  # fmt: skip
 def test_what_exists_and_what_cannot_be_told_from_its_source_is_let_through(search, target, arguments):
     check({"_target_": target, **arguments}, "model.build", GIVEN, search)
@@ -108,15 +105,12 @@ def test_what_exists_and_what_cannot_be_told_from_its_source_is_let_through(sear
     ("nothing.there", {}, "there is no module 'nothing'. Try running from the folder that holds it"),
     ("mine.models.plain", {"widht": 3}, "(input_shape, width), received model.build.widht. Try model.build.width."),
     ("mine.models.plain", {"input_shape": [3]}, "Expected model.build.input_shape to be left to the program"),
-    ("mine.models.deep", {"depth": 3}, "received none for bias. Try +model.build.bias=..."),
     ("mine.models.deep", {}, "received none for depth, bias. Try +model.build.depth=..."),
     ("mine.Layer", {}, "received none for units."),
     ("mine.Layer", {"units": 3, "self": 1}, "(units, input_shape, name), received model.build.self."),
     ("mine.broken.model", {}, "received a syntax error in line 1"),
     ("mine", {}, "Expected model.build._target_ to be like package.function, received 'mine'."),
-    ("", {}, "received ''. Try model.build._target_=my_package.my_function."),
     ("mine..model", {}, "received 'mine..model'."),
-    ("mine.models:deep", {}, "received 'mine.models:deep'."),
     (None, {}, "received none."),
     ("mine.models.Layer.__init__.__globals__", {}, "to be like package.function"),
     ("mine.models.plain", {"width": 3, "safe_mode": False}, "Expected model.build.safe_mode to be true"),
@@ -137,12 +131,6 @@ def test_functions_inside_of_arguments_are_checked_too_and_get_nothing_of_ours(s
     check({"_target_": "mine.wide", "x": {"_target_": "mine.wide", "input_shape": 3}}, "model.build", GIVEN, search)
 
 
-def test_values_without_a_function_are_left_alone():
-    plain = [None, 3, "adam", ["accuracy"], {"a": {"b": [1]}}, []]
-    check(plain, "train.metrics")
-    assert targets.value(plain, "train.metrics") == plain
-
-
 def test_every_choice_that_comes_with_the_program_passes():
     addresses = ("addresses", "coordinator", "workers", "parameter_servers")
     given = {"strategy": ("devices", "rank", *addresses), "model": GIVEN, "data": ("shard", "shards")}
@@ -151,20 +139,23 @@ def test_every_choice_that_comes_with_the_program_passes():
             check(yaml.safe_load(path.read_text())["build"], f"{group}.build", names, SEARCH)
 
 
-def test_what_the_program_gives_goes_where_the_signature_asks_for_it():
-    def model(input_shape, width=1):
-        return input_shape, width
-
-    sys.modules[__name__].model = model
+def test_what_the_program_gives_goes_where_the_signature_asks_for_it_and_nowhere_where_that_is_hidden(monkeypatch):
+    monkeypatch.setattr(
+        sys.modules[__name__], "model", lambda input_shape, width=1: (input_shape, width), raising=False
+    )
     node = {"_target_": f"{__name__}.model", "width": 5}
     assert targets.call(node, "model.build", input_shape=(3,), num_classes=10) == ((3,), 5)
-    assert targets.asks_for(node, "model.build", "input_shape")
-    assert not targets.asks_for(node, "model.build", "num_classes")
+    assert [targets.asks_for(node, "model.build", name) for name in GIVEN] == [True, False]
+    hidden = {"_target_": "builtins.dict", "a": 1}
+    assert not targets.asks_for(hidden, "x", "input_shape")
+    assert targets.call(hidden, "x", input_shape=(3,)) == {"a": 1}
 
 
-def test_nested_functions_are_called_before_those_that_take_them():
+def test_nested_functions_are_called_before_those_that_take_them_and_other_values_left_alone():
     half = {"_target_": "fractions.Fraction", "numerator": 1, "denominator": 2}
-    assert targets.value({"a": [half, 3], "b": half}, "x") == {"a": [0.5, 3], "b": 0.5}
+    plain = [None, 3, "adam", ["accuracy"], {"a": {"b": [1]}}, []]
+    check(plain, "train.metrics")
+    assert targets.value({"a": [half, *plain], "b": half}, "x") == {"a": [0.5, *plain], "b": 0.5}
     assert targets.call({"_target_": "fractions.Fraction", "numerator": half}, "x") == 0.5
     assert targets.call({"_target_": "fractions.Fraction.from_float", "f": 0.25}, "x") == 0.25
 
@@ -186,11 +177,6 @@ def test_a_module_that_theirs_lacks_is_their_error(tmp_path, monkeypatch):
         targets.call({"_target_": "lacking.model"}, "model.build")
 
 
-def test_a_function_whose_signature_is_hidden_is_given_nothing():
-    assert not targets.asks_for({"_target_": "builtins.dict"}, "x", "input_shape")
-    assert targets.call({"_target_": "builtins.dict", "a": 1}, "x", input_shape=(3,)) == {"a": 1}
-
-
 @pytest.mark.parametrize(
     "target",
     ["mine.models.made_later", "mine.Layer", "mine.lazy.whatever", "keras.layers.Dense", "pipeline.models.cnn"],
@@ -207,11 +193,8 @@ def test_a_list_of_packages_lets_theirs_ours_and_keras_s_through(search, target)
     ("mine.models.tools.load", "what mine.models.tools is cannot be told from its source."),
     ("minefield.model", "in an allowed package (mine.models, mine, keras, or this program's strategies, models and"),
     ("pipeline.config.targets.call", "received pipeline.config.targets.call. Try a function of theirs."),
-    ("alone.model", "allowed_targets=[mine.models,mine,alone] if you trust alone."),
-    ("os.system", "allowed_targets=[mine.models,mine,os] if you trust os."),
     ("builtins.eval", "if you trust builtins."),
     ("mine.subprocess.run", "which stands for subprocess.run."),
-    ("mine.paths.join", "which stands for os.path.join."),
     ("mine.posix_system", "which stands for posix.system."),
     ("mine.all_models.functools.partial", "which stands for functools.partial."),
     ("keras.src.utils.file_utils.os.system", "which stands for os.system."),
