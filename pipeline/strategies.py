@@ -1,7 +1,4 @@
-"""The distribution strategies: one function each, from device names to a `tf.distribute.Strategy`.
-
-The files of `conf/strategy/` say what each does and when to pick it.
-"""
+"""The strategies that `conf/strategy/` describes: a function each, from device names to a `tf.distribute.Strategy`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias

@@ -1,7 +1,6 @@
 """Turns the command line of `python -m pipeline doctor` into findings on the hosts of a cluster, and an exit code.
 
 It asks all hosts at once what they find (`pipeline.doctor`), and has them measure what is between them.
-0: all is well. 1: a training works, and something could be better. 2: the command was refused. 3: a training fails.
 """
 
 from __future__ import annotations
@@ -307,8 +306,7 @@ def _silent(check: str, host: str, error: object) -> Finding:
 
 
 def clock_of(line: Line, clock: Callable[[], float] = time.time) -> tuple[float, float]:
-    """(Seconds that a host's clock is ahead of `clock`, give or take how many), by the quickest of some requests
-    (Cristian, 1989). Raises `LaunchError`."""
+    """(Seconds that a host's clock is ahead, give or take how many), by the quickest request (Cristian, 1989)."""
     samples = []
     for _ in range(CLOCK_SAMPLES):
         sent = clock()

@@ -1,7 +1,4 @@
-"""The verbs of MLflow's store: `sync` uploads what it lacks of runs, `ui` opens its user interface at them by speedup.
-
-`ui` starts MLflow's server for this machine alone, says where its pages are, and ends it with itself.
-"""
+"""The verbs of MLflow's store: `sync` uploads what it lacks of runs, `ui` serves its pages at the runs by speedup."""
 
 import json
 import os
@@ -18,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from pipeline.commands.verbs import MANY, OUTPUT_DIR, Key, Words, verb
+from pipeline.commands.verbs import MANY, OUTPUT_DIR, Words, verb
 from pipeline.errors import UserError, refuse
 from pipeline.launch import signals
 from pipeline.views import terminal as show
@@ -38,27 +35,24 @@ kill -s KILL -- -$0"""
     "[FOLDER ...]",
     "Uploads to MLflow what it lacks of the runs' event logs; repeating it changes nothing.\n"
     "A FOLDER is a run's, or holds some; without one, all runs are uploaded.",
-    (OUTPUT_DIR, Key("uri", None, "another MLflow store than each run's own")),
+    (OUTPUT_DIR, ("uri", None, "another MLflow store than each run's own")),
     count=(0, MANY),
 )
 def sync(typed: Words) -> int:
     """Uploads what MLflow lacks. 0: all of it. 1: not all. 2: a wrong argument."""
     uri, instead = typed["uri"], f"uri=http://{HOST}:5000, or uri={sync_runs.local_uri(Path('outputs'))}"
     is_store = not uri or re.match(r"https?://|(sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri)
+    elsewhere = next((word for word in typed.words if not Path(word).is_dir()), None)
     refuse(
-        *(
-            (not Path(word).is_dir(), "a run's folder, or one that holds some", word, sync.usage)
-            for word in typed.words
-        ),
+        (elsewhere is not None, "a run's folder, or one that holds some", elsewhere, sync.usage),
         (not is_store, "uri to be an MLflow store", without_password(uri), instead),
     )
     if path := sqlite_path(uri):
         uri = f"sqlite:///{path.resolve()}"
     prepare(os.environ)
-    uri = uri and logged_in(uri, os.environ)
+    uri, say = uri and logged_in(uri, os.environ), partial(show.say, show.console_on(sys.stdout))
     try:
-        say = partial(show.say, show.console_on(sys.stdout))
-        return 0 if sync_runs.sync([*map(Path, typed.words)], Path(typed["output_dir"]), uri or None, say) else 1
+        return int(not sync_runs.sync([*map(Path, typed.words)], Path(typed["output_dir"]), uri or None, say))
     except KeyboardInterrupt:
         return 130
 
@@ -66,7 +60,7 @@ def sync(typed: Words) -> int:
 @verb(
     "",
     "Opens MLflow's UI at the runs by speedup, on this machine only.",
-    (Key("port", "5000", "port on 127.0.0.1"), OUTPUT_DIR),
+    (("port", "5000", "port on 127.0.0.1"), OUTPUT_DIR),
 )
 def ui(typed: Words) -> int:
     """Serves MLflow's pages. 0: it was ended. 1: the server ended by itself. 2: it cannot start."""
@@ -143,8 +137,7 @@ def _wait(process: subprocess.Popen[bytes], server: str, log: Path) -> None:
             urllib.request.urlopen(f"{server}/health", timeout=2).close()
             return
         time.sleep(0.2)
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    last = lines[-1].rstrip(".") if lines else "nothing"
+    last = log.read_text(errors="replace").strip().rpartition("\n")[2].strip().rstrip(".") or "nothing"
     raise UserError("MLflow's server to start", last, f"again once what {log} says is put right")
 
 

@@ -1,7 +1,4 @@
-"""Turns the command line of `python -m pipeline prepare` into a filled folder, and that into an exit code.
-
-0: done, or all was there. 1: failed. 2: refused, and nothing was started. 128 + n: ended by signal n.
-"""
+"""Turns the command line of `python -m pipeline prepare` into a filled folder, and that into an exit code."""
 
 from __future__ import annotations
 
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-NAME = "prepare"
 LINE_SECONDS = 10.0
 # Classes whose examples are told one by one.
 CLASSES = 12
@@ -45,7 +41,7 @@ def prepare(arguments: Sequence[str]) -> int:
     parser.add_argument("--config-dir", "-cd")
     typed, overrides = parser.parse_known_args(arguments)
     if typed.help:
-        print(help_text(), end="")
+        print(_help(), end="")
         return 0
     search = (os.getcwd(), *sys.path)
     try:
@@ -102,10 +98,9 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
             raise UserError(error.expected, error.received, error.try_this) from error
 
 
-def help_text() -> str:
-    """The text of `--help`: the usage, the sources, and the keys with what they mean."""
+def _help() -> str:
     choices = ", ".join(offered.choices()["data"])
-    text = (offered.folder() / f"{NAME}.yaml").read_text()
+    text = (offered.folder() / "prepare.yaml").read_text()
     keys = text[text.index("\nout:") :].strip()
     return (
         "Turns a source of data into TFRecord shards and a manifest, which data=tfrecord trains on.\n\n"
@@ -138,11 +133,10 @@ class PrepareProgress:
         self._label, self._total, self._before, self._done, self._examples = label, total, before, before, 0
         self._began = self._shown = time.monotonic()
         if self._console.is_interactive:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
-            columns = TextColumn("{task.description:<10}"), BarColumn(None), MofNCompleteColumn()
-            figures = TextColumn("{task.fields[figures]}")
-            self._bars = Progress(*columns, figures, console=self._console, transient=True, expand=True)
+            columns = "{task.description:<10}", BarColumn(None), MofNCompleteColumn(), "{task.fields[figures]}"
+            self._bars = Progress(*columns, console=self._console, transient=True, expand=True)
             self._bars.start()
             self._bars.add_task(label, total=total, completed=before, figures="")
 
@@ -166,14 +160,13 @@ class PrepareProgress:
         if self._bars is not None:
             with suppress(OSError):
                 self._bars.stop()
-            self._bars = None
+        self._bars = None
 
 
 def summary_lines(prepared: filling.Prepared, folder: str) -> list[str]:
     """Returns the contents of a folder of prepared data, what this command did for it, and how to train on it."""
     manifest, before = prepared.manifest, prepared.reused
-    shards = sum(len(split) for split in manifest.splits.values())
-    rows = []
+    shards, rows = sum(map(len, manifest.splits.values())), []
     for split, of_split in manifest.splits.items():
         size = amount(sum(shard.bytes for shard in of_split))
         counted = listed(plural(manifest.examples(split), "example"), plural(len(of_split), "shard"), size)

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, combinations
 from pathlib import Path
@@ -22,7 +21,7 @@ from pathlib import Path
 from pipeline.analyze import comparable
 from pipeline.analyze.compare import Judge
 from pipeline.analyze.history import LoggedRun, find_sweep, load
-from pipeline.commands.verbs import MANY, OUTPUT_DIR, Key, Words, verb
+from pipeline.commands.verbs import MANY, OUTPUT_DIR, Words, verb
 from pipeline.config.parts import flat
 from pipeline.driver import Tracking
 from pipeline.driver.run_folders import EVENTS, HYDRA_S, LOCK, PLAN, Lock, find
@@ -60,7 +59,7 @@ BUSY, UNFINISHED, YOUNG, BEST, NEEDED = (
 @verb(
     "NAME|FOLDER",
     "Writes the report of a sweep into its folder, and into MLflow if its runs are tracked.",
-    (OUTPUT_DIR, Key("sweep", None, "the sweep's name or folder, also as the first word")),
+    (OUTPUT_DIR, ("sweep", None, "the sweep's name or folder, also as the first word")),
     count=(0, 1),
 )
 def report(typed: Words) -> int:
@@ -127,12 +126,9 @@ def compare(typed: Words) -> int:
 
 def settings_of(runs: Sequence[LoggedRun]) -> list[Row]:
     """The settings that runs differ in: by dotted key, the value of each."""
-    rows = _rows([
-        {name: value for name, value in run.settings.items() if name not in OF_NO_INTEREST}
-        | {"versions": run.result.environment.versions}
-        for run in runs
-    ])  # fmt: skip
-    return [(key, values) for key, values in rows if key not in PLACES and len(set(map(repr, values))) > 1]
+    rows = _rows([{**run.settings, "versions": run.result.environment.versions} for run in runs])
+    rows = [(key, values) for key, values in rows if key not in PLACES and key.split(".")[0] not in OF_NO_INTEREST]
+    return [(key, values) for key, values in rows if len(set(map(repr, values))) > 1]
 
 
 def _rows(values: Sequence[Mapping[str, object]]) -> list[Row]:
@@ -164,10 +160,10 @@ def explain(typed: Words) -> int:
     "Removed is what is older and holds none of the best runs (by speedup, for each model and data set).\n"
     "A sweep goes as a whole. Active and unfinished runs stay. Unused fork servers of launch.keep end too.",
     (
-        Key("keep_best", "5", "runs of each model and data set that stay, however old"),
-        Key("older_than", "30d", "age since the last write: 12h, 30d, 8w"),
-        Key("unfinished", "false", "true: also unfinished runs, which a command could resume"),
-        Key("dry", "true", "false: remove it"),
+        ("keep_best", "5", "runs of each model and data set that stay, however old"),
+        ("older_than", "30d", "age since the last write: 12h, 30d, 8w"),
+        ("unfinished", "false", "true: also unfinished runs, which a command could resume"),
+        ("dry", "true", "false: remove it"),
         OUTPUT_DIR,
     ),
 )
@@ -181,37 +177,41 @@ def clean(typed: Words) -> int:
     )
     age = int(match[1]) * SECONDS[match[2]] if match else 0
     dry, say, now = typed.is_true("dry"), partial(show.say, show.console_on(sys.stdout)), time.time()
-    folders = gather(Path(typed["output_dir"]))
+    folders, failed = gather(Path(typed["output_dir"])), 0
     why = staying(folders, int(best), age, typed.is_true("unfinished"), now)
     going = [stored for stored in folders if why[stored.folder] is None]
-    failed = 0
     stores.prepare(os.environ)
     for stored in going:
         problem = "" if dry else _remove(stored)
         failed += bool(problem)
         what = f"not removed ({problem})" if problem else "would remove" if dry else "removed"
         say(f"{what}: {_about(stored, now)}")
-    stays = Counter(reason for reason in why.values() if reason)
+    stays = Counter(filter(None, why.values()))
     count, size = plural(len(going) - failed, "folder"), amount(sum(stored.bytes for stored in going))
     reasons = brackets(listed(*(f"{number} {reason}" for reason, number in stays.items())))
     say(f"{count} {'would go' if dry else 'went'}, {size}; {stays.total()} stay{reasons}.")
     say(*["Nothing was removed yet: type it again with dry=false."] * bool(dry and going), *_servers(dry, now))
-    return 1 if failed else 0
+    return min(failed, 1)
 
 
-@dataclass(frozen=True)
 class Stored:
-    """A run or a sweep: its folder, its runs' results by their folders, when it was last written to, and its bytes.
+    """A run or a sweep: its runs' results by their folders, when it was last written to, and its bytes.
 
     It is `busy` while a command works on it, `unfinished` if a command can resume one of its runs.
     """
 
-    folder: Path
-    runs: Mapping[Path, Result]
-    written: float
-    bytes: int
-    busy: bool
-    unfinished: bool
+    def __init__(self, folder: Path, runs: Sequence[Path]) -> None:
+        self.folder, self.runs = folder, {run: results.read(run) or Result() for run in runs}
+        files = [path.stat(follow_symlinks=False) for path in folder.rglob("*") if path.is_file()]
+        self.written = max((stat.st_mtime for stat in files), default=log.written(folder))
+        # A file that is linked twice counts once.
+        self.bytes = sum({stat.st_ino: stat.st_size for stat in files}.values())
+        self.busy = any(map(_is_locked, (folder / "sweep.lock", *(run / LOCK for run in runs))))
+        self.unfinished = any(
+            result.ending.status in ("KILLED", "PREEMPTED", None)
+            or (result.ending.status == "FAILED" and any((run / "checkpoints").glob("*.json")))
+            for run, result in self.runs.items()
+        )
 
 
 def _remove(stored: Stored) -> str:
@@ -255,10 +255,10 @@ def _about(stored: Stored, now: float) -> str:
 def _servers(dry: bool, now: float) -> Iterator[str]:
     """Ends the fork servers of launch.keep that no command uses; yields a line about each."""
     for pid, ends in standby.servers():
-        used = standby.children(pid)
-        until = f"ends by itself in {duration(max(0.0, ends - now))}"
-        does = "is in use" if used else f"{until}; dry=false ends it now" if dry else "was ended"
-        if not (dry or used):
+        does = f"ends by itself in {duration(max(0.0, ends - now))}; dry=false ends it now" if dry else "was ended"
+        if standby.children(pid):
+            does = "is in use"
+        elif not dry:
             # It ignores what a scheduler sends.
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -268,21 +268,15 @@ def _servers(dry: bool, now: float) -> Iterator[str]:
 def staying(
     folders: Sequence[Stored], keep_best: int, older_than: float, unfinished: bool, now: float
 ) -> dict[Path, str | None]:
-    """By its folder, why each stays; None for one to delete.
+    """By its folder, why each stays; None for one to delete: older than so many seconds, finished, with no best run.
 
-    It stays unless it is older than so many seconds and has none of the best runs, those with the highest speedup of
-    each model on each data set. Unfinished ones stay too, unless they are to go.
+    The best runs are those with the highest speedup of each model on each data set.
     """
-    groups = comparable.grouped(
-        (
-            (one.choices.model, one.choices.data),
-            (one.speed.speedup or 0.0, one.speed.examples_per_second or 0.0, folder),
-        )
-        for stored in folders
-        for folder, one in stored.runs.items()
-        if one.finished
-    )
-    best = {folder for group in groups.values() for *_, folder in sorted(group, reverse=True)[:keep_best]}
+    finished = [(one, folder) for stored in folders for folder, one in stored.runs.items() if one.finished]
+    speeds = [(one.speed.speedup or 0.0, one.speed.examples_per_second or 0.0, folder) for one, folder in finished]
+    choices = ((one.choices.model, one.choices.data) for one, _ in finished)
+    groups = comparable.grouped(zip(choices, speeds, strict=True)).values()
+    best = {folder for group in groups for *_, folder in sorted(group, reverse=True)[:keep_best]}
     why = {
         stored.folder: BUSY if stored.busy
         else YOUNG if now - stored.written < older_than
@@ -294,52 +288,37 @@ def staying(
     # A sweep that stays may have resumed a run that is elsewhere.
     needed = {run.resolve() for stored in folders if why[stored.folder] for run in stored.runs}
     for stored in folders:
-        if why[stored.folder] is None and needed & {run.resolve() for run in stored.runs}:
-            why[stored.folder] = NEEDED
+        if needed & {run.resolve() for run in stored.runs}:
+            why[stored.folder] = why[stored.folder] or NEEDED
     return why
 
 
 def gather(output: Path) -> list[Stored]:
     """The runs and sweeps in an output folder, oldest first."""
-    stored = [_stored(folder, [folder]) for folder in _folders(output / "runs") if _is_run(folder)]
+    stored = [Stored(folder, [folder]) for folder in _folders(output / "runs") if _is_ours(folder)]
     for sweep in _folders(output / "sweeps"):
-        if any((sweep / name).exists() for name in (SWEEP, "multirun.yaml")) or any(map(_is_run, _folders(sweep))):
+        if _is_ours(sweep, SWEEP, "multirun.yaml") or any(map(_is_ours, _folders(sweep))):
             # Its runs, those of earlier attempts, and those elsewhere that it resumed.
             entries = [Path(os.path.normpath(sweep / entry.folder)) for entry in read_sweep(sweep)]
             inside = [path.parent for path in sorted(sweep.glob("*/plan.json"))]
             runs = [path for path in dict.fromkeys([*entries, *inside]) if (path / PLAN).exists()]
-            stored.append(_stored(sweep, runs))
+            stored.append(Stored(sweep, runs))
     return sorted(stored, key=lambda one: one.written)
-
-
-def _stored(folder: Path, runs: Sequence[Path]) -> Stored:
-    files = [path.stat(follow_symlinks=False) for path in folder.rglob("*") if path.is_file()]
-    of_runs = {run: results.read(run) or Result() for run in runs}
-    unfinished = any(
-        result.ending.status in ("KILLED", "PREEMPTED", None)
-        or (result.ending.status == "FAILED" and any((run / "checkpoints").glob("*.json")))
-        for run, result in of_runs.items()
-    )
-    written = max((stat.st_mtime for stat in files), default=log.written(folder))
-    # A file that is linked twice counts once.
-    size = sum({stat.st_ino: stat.st_size for stat in files}.values())
-    busy = any(map(_is_locked, (folder / "sweep.lock", *(run / LOCK for run in runs))))
-    return Stored(folder, of_runs, written, size, busy, unfinished)
-
-
-def _is_locked(path: Path) -> bool:
-    if path.exists():
-        try:
-            Lock(path.parent, path.name).release()
-        except OSError:
-            return True
-    return False
-
-
-def _is_run(folder: Path) -> bool:
-    """True if a command of ours has made a folder; other programs name theirs runs and sweeps too."""
-    return any((folder / name).exists() for name in (PLAN, EVENTS, HYDRA_S))
 
 
 def _folders(place: Path) -> list[Path]:
     return sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
+
+
+def _is_ours(folder: Path, *names: str) -> bool:
+    """True if a command of ours has made a folder, a run's or one with such files; other programs name theirs alike."""
+    return any((folder / name).exists() for name in names or (PLAN, EVENTS, HYDRA_S))
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        if path.exists():
+            Lock(path.parent, path.name).release()
+    except OSError:
+        return True
+    return False

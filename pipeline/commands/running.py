@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.commands.train import refused
-from pipeline.commands.verbs import OUTPUT_DIR, Key, Words, verb
+from pipeline.commands.verbs import OUTPUT_DIR, Words, verb
 from pipeline.config import config as configs
 from pipeline.config.composing import Composed
 from pipeline.driver import Ahead, RunResult, Screen, start
 from pipeline.driver.requests import Requests, devices, most_at_once, note_alone
 from pipeline.driver.run_folders import PLAN, find
-from pipeline.driver.session import CLOSE_SECONDS, Preemption, RunRequest, Session
-from pipeline.driver.session import Key as RunKey
+from pipeline.driver.session import CLOSE_SECONDS, Key, Preemption, RunRequest, Session
 from pipeline.errors import UserError
 from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
@@ -48,7 +47,7 @@ KILLED = 143
 def run_all(composed: Iterator[Composed], options: Sequence[str]) -> int:
     """Runs all points, shows their results and returns the exit code. `options`: where configs are, to type again."""
     session = _session(tuple(options))
-    points = Requests(session, tell)
+    points = Requests(session, _tell)
 
     def run() -> int:
         try:
@@ -69,8 +68,7 @@ def run_all(composed: Iterator[Composed], options: Sequence[str]) -> int:
 
     def interrupted() -> tuple[str, int]:
         if points.many and session.results:
-            session.screen.say("")
-            _print_table(points, session)
+            _show_table(points, session)
         # Run again, a command whose runs had all ended would train anew.
         if points.to_run and points.to_run.keys() <= session.results.keys():
             return "All that was to run had ended.", _code_of(_done(points, session))
@@ -127,7 +125,7 @@ def _terminal() -> "Terminal":
     "RUN",
     "Takes over a run whose command is gone while its processes train on: after launch.detach=true, or under\n"
     "cluster=hosts, slurm and kubernetes. RUN is a folder, its name, or the first letters of an MLflow id.",
-    (OUTPUT_DIR, Key("end", "false", "true: save a checkpoint and end the run, as after a preemption")),
+    (OUTPUT_DIR, ("end", "false", "true: save a checkpoint and end the run, as after a preemption")),
     count=(1, 1),
 )
 def attach(typed: Words) -> int:
@@ -146,11 +144,9 @@ def attach(typed: Words) -> int:
             session.screen.planned(supervisor.plan, False, None)
             ended = session.results[0, 0] = request.ended(supervisor.train())
             note_alone(request.folder, ended)
-            tell(ended, False)
+            _tell(ended, False)
             unsent, interrupted = session.settle()
-            _tell_id(ended)
-        if unsent:
-            say_error(unsent)
+        _show_ids(unsent, [ended])
         if interrupted is not None:
             return 128 + interrupted.number
         return _code_of([ended], session.preemption if ended.result.ending.status == "PREEMPTED" else None)
@@ -176,10 +172,9 @@ def _how_to_go_on(points: Requests, session: Session) -> str:
     how = "from there" if any(steps.values()) else f"from {'its' if len(steps) == 1 else 'their'} beginning"
     if any(config.resume == start.NEVER for config in configs_of):
         return f"{checkpoints}: {' and '.join(f'resume={folder}' for folder in sorted(steps))} goes on {how}."
-    also = "; with sweep.name=mine it would keep other points too"
-    if named:
-        also = ", and keeps the points that have finished"
-    return f"{checkpoints}: the same command goes on {how}{also * points.many}."
+    others = "; with sweep.name=mine it would keep other points too"
+    others = ", and keeps the points that have finished" if named else others
+    return f"{checkpoints}: the same command goes on {how}{others * points.many}."
 
 
 def _run(points: Requests, session: Session) -> None:
@@ -198,25 +193,24 @@ def _run(points: Requests, session: Session) -> None:
         from pipeline.views import report
 
         report.warm_up()
-    before: int | None = None
-    for done, (key, point) in enumerate(points.to_run.items()):
-        began = time.monotonic()
+    keys = [*points.to_run]
+    for done, key in enumerate(keys):
+        point, began = points.to_run[key], time.monotonic()
         if points.many:
             left = statistics.fmean(took) * (count - done) if took else None
             shown = points.shown(session.results)
             session.ahead = Ahead(shown[key].number, tuple(shown.values()), left)
             _terminal().begins(session.ahead)
-        if before not in (None, key[1]):
+        if key[1] != keys[max(0, done - 1)][1]:
             # Another round of the sweep: what the machine could do in the last one may not hold for it.
             session.baselines.clear()
-        before = key[1]
         ended = start.run(point, session)
         took.append(time.monotonic() - began)
         _end(points, session, key, ended, took[-1])
         session.note_uploads()
         if session.preemption.asked:
             break
-        session.release(point.config, [other.config for other in list(points.to_run.values())[done + 1 :]])
+        session.release(point.config, [points.to_run[other].config for other in keys[done + 1 :]])
 
 
 def _run_at_once(points: Requests, session: Session, count: int) -> None:
@@ -225,11 +219,11 @@ def _run_at_once(points: Requests, session: Session, count: int) -> None:
 
     rows = points.shown(session.results | {key: one.unended("WAITING") for key, one in points.to_run.items()})
 
-    def begun(key: RunKey, request: RunRequest) -> None:
+    def begun(key: Key, request: RunRequest) -> None:
         rows[key] = replace(request.unended("RUNNING"), number=rows[key].number)
         _terminal().begins(Ahead(rows[key].number, tuple(rows.values()), None))
 
-    def ended(key: RunKey, point: RunResult, seconds: float) -> None:
+    def ended(key: Key, point: RunResult, seconds: float) -> None:
         rows[key] = replace(point, number=rows[key].number)
         _end(points, session, key, point, seconds)
 
@@ -242,13 +236,13 @@ def _run_at_once(points: Requests, session: Session, count: int) -> None:
         Parallel(points, session, count, opened, begun, ended).run()
 
 
-def _end(points: Requests, session: Session, key: RunKey, ended: RunResult, seconds: float) -> None:
+def _end(points: Requests, session: Session, key: Key, ended: RunResult, seconds: float) -> None:
     """Keeps the result of a run, and shows it."""
     session.results[key], status = ended, ended.result.ending.status
     if points.sweep is not None and status != "PLANNED":
         points.sweep.note(points.entries[key], ended, seconds)
     shown = points.shown(session.results)[key]
-    tell(shown, points.many)
+    _tell(shown, points.many)
     if points.many and status not in ("PLANNED", "PREDICTED"):
         _terminal().ended(shown, seconds)
 
@@ -264,12 +258,11 @@ def _conclude(points: Requests, session: Session) -> signals.Interrupted | None:
             written = report.write(points.sweep.folder)
     except (UserError, OSError) as error:
         say_error(f"The report of the sweep was not written: {error}")
-    if points.many and session.results:
+    if written is not None:
         session.screen.say("")
-        if written is None:
-            _print_table(points, session)
-        else:
-            results.show_written(written)
+        results.show_written(written)
+    elif points.many and session.results:
+        _show_table(points, session)
     unsent, interrupted = session.settle()
     if written is not None and interrupted is None:
         try:
@@ -278,16 +271,14 @@ def _conclude(points: Requests, session: Session) -> signals.Interrupted | None:
         except OSError as error:
             say_error(f"The report of the sweep was not written: {error}")
         unsent, interrupted = session.settle()
-    for point in () if points.many else _done(points, session):
-        _tell_id(point)
-    if unsent:
-        say_error(unsent)
+    _show_ids(unsent, () if points.many else _done(points, session))
     return interrupted
 
 
-def _print_table(points: Requests, session: Session) -> None:
+def _show_table(points: Requests, session: Session) -> None:
     from pipeline.views.terminal.sweep_table import sweep_table
 
+    session.screen.say("")
     console_on(sys.stdout).print(sweep_table(_done(points, session)))
 
 
@@ -295,8 +286,7 @@ def _done(points: Requests, session: Session) -> list[RunResult]:
     return [point for key, point in points.shown(session.results).items() if key in session.results]
 
 
-def tell(point: RunResult, many: bool) -> None:
-    """Shows what became of a point: of `many`, or of the only one."""
+def _tell(point: RunResult, many: bool) -> None:
     ending = point.result.ending
     if ending.status == "REFUSED":
         say_error((f"Point {point.number} refused: " if many else "") + str(ending.error))
@@ -313,13 +303,16 @@ def tell(point: RunResult, many: bool) -> None:
         console_on(sys.stdout).print(result_table(point))
 
 
-def _tell_id(point: RunResult) -> None:
-    """Shows a finished run's id in MLflow, if it had none yet when its result was shown."""
-    known = point.result.tracked.mlflow_run_id is not None
-    if point.result.finished and not known and (run_id := run_id_of(point.folder)):
-        from pipeline.views.terminal.result import tracked
+def _show_ids(unsent: str | None, points: Sequence[RunResult]) -> None:
+    """Shows finished runs' ids in MLflow that were not known when their results were shown, and what MLflow lacks."""
+    for point in points:
+        known = point.result.tracked.mlflow_run_id is not None
+        if point.result.finished and not known and (run_id := run_id_of(point.folder)):
+            from pipeline.views.terminal.result import tracked
 
-        say(console_on(sys.stdout), f"MLflow      {tracked(run_id)}")
+            say(console_on(sys.stdout), f"MLflow      {tracked(run_id)}")
+    if unsent:
+        say_error(unsent)
 
 
 def _of_log(log: str | None, error: str) -> list[str]:

@@ -1,7 +1,4 @@
-"""Turns the first word of the command line into a verb's own command, or without a verb into a training.
-
-What a verb needs is imported once it is typed.
-"""
+"""Turns the first word of the command line into a verb's own command, or without a verb into a training."""
 
 import difflib
 import errno
@@ -35,7 +32,7 @@ MODULES = {
     **{verb: ("results", verb) for verb in ("report", "compare", "explain", "clean")},
     **{verb: ("mlflow_store", verb) for verb in ("sync", "ui")},
     "attach": ("running", "attach"),
-    "--completion": ("help", "complete"),
+    "--completion": ("train", "complete"),
     "": ("train", "main"),
 }
 # Verbs that train, or say what training would do, and the setting that each is short for.
@@ -63,18 +60,11 @@ STDERR = 2
 OBJECTS = 100_000
 
 
-@dataclass(frozen=True)
-class Key:
-    """A key of a verb: its default, None where it has none, and what it means."""
-
-    name: str
-    default: str | None
-    means: str
-
-
+# A key of a verb: its name, its default, None where it has none, and what it means.
+Key = tuple[str, str | None, str]
+OUTPUT_DIR: Key = ("output_dir", "outputs", "the folder of runs and sweeps")
 # More words than anybody types.
 MANY = 10_000
-OUTPUT_DIR = Key("output_dir", "outputs", "the folder of runs and sweeps")
 
 
 class Words(dict[str, str]):
@@ -102,16 +92,16 @@ class Verb:
     @property
     def usage(self) -> str:
         """Its form, in a line."""
-        keys = [f"[{key.name}={'...' if key.default is None else key.default}]" for key in self.keys]
-        return " ".join(["python -m pipeline", self.do.__name__, *[self.words] * bool(self.words), *keys])
+        keys = [f"[{name}={'...' if default is None else default}]" for name, default, _ in self.keys]
+        return " ".join(filter(None, ["python -m pipeline", self.do.__name__, self.words, *keys]))
 
     def __call__(self, arguments: Sequence[str]) -> int:
         """Runs the verb; returns the exit code, 2 for what is refused."""
         from pipeline.views.terminal import say_error
 
         if {"-h", "--help"} & set(arguments):
-            widest = max(len(key.name) for key in self.keys)
-            keys = [f"  {key.name:<{widest}}  {key.means}" for key in self.keys]
+            widest = max(len(name) for name, *_ in self.keys)
+            keys = [f"  {name:<{widest}}  {means}" for name, _, means in self.keys]
             print("\n".join([self.usage, "", self.does, "", *keys]))
             return 0
         try:
@@ -126,13 +116,13 @@ class Verb:
 
     def typed(self, arguments: Sequence[str]) -> Words:
         """Returns what was typed. Raises `UserError`."""
-        values, verb = Words((key.name, key.default or "") for key in self.keys), self.do.__name__
+        values, verb = Words((name, default or "") for name, default, _ in self.keys), self.do.__name__
         values.words = words = list[str]()
-        for place, argument in enumerate(arguments):
+        for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
             name, equals, value = argument.partition("=")
             closest = near(name.lstrip("-").replace("-", "_"), values)
             if argument.startswith("-"):
-                value = value if equals else "".join(arguments[place + 1 : place + 2])
+                value = value if equals else following
                 instead = f"{closest[0]}={shlex.quote(value) if value else '..'}" if closest else f"`{self.usage}`"
                 raise UserError("key=value", name, instead)
             if equals and name in values:
@@ -191,7 +181,7 @@ def _run() -> int:
     if verb == "predict" and helps:
         print(PREDICT)
         return 0
-    if verb in SETTINGS and not (verb == "explain" and (helps or (arguments and _is_word(arguments[0])))):
+    if verb in SETTINGS and not (verb == "explain" and (helps or _is_word("".join(arguments[:1])))):
         verb, arguments = "", [*arguments, SETTINGS[verb]]
     elif verb not in VERBS and verb != "--completion":
         if _is_word(verb):
@@ -218,8 +208,7 @@ def unknown(word: str, arguments: Sequence[str] = ()) -> UserError:
     'python -m pipeline report mine'
     """
     instead = f"python -m pipeline {' '.join(_instead(word, list(arguments)))}".strip()
-    if instead.endswith("--help"):
-        instead = f"`{instead}`"
+    instead = f"`{instead}`" if instead.endswith("--help") else instead
     return UserError(f"a verb ({', '.join(VERBS)}) or key=value", word, instead)
 
 
@@ -232,7 +221,7 @@ def _instead(word: str, arguments: list[str]) -> list[str]:
     (['workers=2'], ['--help'])
     """
     # Only where something is wrong: what knows Hydra's errors takes a moment to import.
-    from pipeline.config.instead import find, fitting, groups_of, meant, meant_by_key
+    from pipeline.config.instead import find, fitting, keys, meant, meant_by_key
 
     if arguments and (word.startswith("python") or word in ("pipeline", "-m")):
         # The start of a command, typed once more.
@@ -242,20 +231,18 @@ def _instead(word: str, arguments: list[str]) -> list[str]:
     settings = [shlex.quote(argument) for argument in arguments if "=" in argument.strip("=")]
     settings += [argument for argument in arguments if argument in ("-m", "--multirun")]
     key, _, value = word.partition(":")
-    values = [*filter(None, [value]), *(argument for argument in arguments if _is_word(argument.strip("=")))]
-    settable = key in choices() or (key not in groups_of() and not find(key)[3])
-    if settable and (values or key == "resume"):
-        return [fitting(f"{key}={(values or ['auto'])[0].strip('=')}"), *settings]
-    if lines := elsewhere(key, (values or [""])[0].strip("=")):
+    # The first word that follows.
+    value = next((argument for argument in (value, *arguments) if _is_word(argument.strip("="))), "").strip("=")
+    settable = key in choices() or (key not in keys(groups=True) and not find(key)[3])
+    if settable and (value or key == "resume"):
+        return [fitting(f"{key}={value or 'auto'}"), *settings]
+    if lines := elsewhere(key, value):
         return [*map(fitting, lines[:1]), *settings]
-    if word in ELSEWHERE:
-        closest = ELSEWHERE[word]
-    elif verb := difflib.get_close_matches(word, VERBS, 1):
+    if word not in ELSEWHERE and (verb := difflib.get_close_matches(word, VERBS, 1)):
         return [verb[0], *map(shlex.quote, arguments)]
-    elif values and (lines := meant_by_key(key, value=values[0].strip("="))):
+    if word not in ELSEWHERE and value and (lines := meant_by_key(key, value=value)):
         return [lines[0], *settings]
-    else:
-        closest = meant(word) or "--help"
+    closest = ELSEWHERE[word] if word in ELSEWHERE else meant(word) or "--help"
     return [closest] if closest == "--help" else [*filter(None, [closest]), *settings]
 
 

@@ -241,13 +241,11 @@ def _either(environ: Mapping[str, str], name: str) -> str:
 
 
 def missing(cuda: str, cudnn: str, search: Sequence[str]) -> dict[str, str]:
-    """The libraries of a build for CUDA and cuDNN of these versions that cannot be loaded, each with why.
-
-    Python's packages of NVIDIA's in the folders `search` come before the system's folders.
-    """
+    """The libraries of a build for CUDA and cuDNN of these versions that cannot be loaded, each with why."""
     numbers, errors = OF_CUDA.get(cuda.partition(".")[0], {}), dict[str, str]()
     libraries = [f"lib{name}.so.{number}" for name, number in numbers.items()]
     for library in (*libraries, f"libcudnn.so.{cudnn.partition('.')[0]}", NCCL):
+        # Python's packages of NVIDIA's come before the system's folders.
         installed = [path for folder in search for path in sorted(Path(folder).glob(f"nvidia/*/lib/{library}"))]
         try:
             # Others look for their functions among those that were loaded before.

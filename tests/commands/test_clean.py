@@ -15,7 +15,7 @@ from pipeline.driver.run_folders import Lock
 DAY = 86_400
 
 
-def a_run(folder: Path, days: float, **result: Any) -> None:
+def a_run(folder: Path, days: float = 40, **result: Any) -> None:
     """A run that was last written to so many days ago."""
     folder.mkdir(parents=True)
     values = {"status": "FINISHED", "model": "cnn", "data": "mnist5k", "speedup": 1.5, "examples_per_second": 100.0}
@@ -31,14 +31,13 @@ def output(tmp_path: Path) -> Path:
     """Eight runs of different age and speed, and two sweeps."""
     runs, sweeps = tmp_path / "outputs" / "runs", tmp_path / "outputs" / "sweeps"
     for number in range(4):
-        a_run(runs / f"old_{number}", 40, speedup=1.0 + number / 10)
+        a_run(runs / f"old_{number}", speedup=1.0 + number / 10)
     a_run(runs / "young", 1, speedup=0.5)
-    a_run(runs / "other_model", 40, model="mlp", speedup=0.1)
+    a_run(runs / "other_model", model="mlp", speedup=0.1)
     for status in ("killed", "failed"):
-        a_run(runs / status, 40, status=status.upper(), speedup=None)
-    for name, speedups in (("worse", (0.9, 0.8)), ("best", (1.9, 0.1))):
-        for number, speedup in enumerate(speedups):
-            a_run(sweeps / name / f"{number}_mirrored", 40, speedup=speedup)
+        a_run(runs / status, status=status.upper(), speedup=None)
+    for folder, speedup in (("worse/0_a", 0.9), ("worse/1_b", 0.8), ("best/0_a", 1.9), ("best/1_b", 0.1)):
+        a_run(sweeps / folder, speedup=speedup)
     return tmp_path / "outputs"
 
 

@@ -4,7 +4,6 @@ import json
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from bad_input import untypeable
@@ -18,6 +17,7 @@ def test_a_verb_says_how_it_is_typed_and_its_keys_are_typed_alike(asked, verb):
     told = asked(verb, "--help").ok()
     assert f"python -m pipeline {verb} " in told.out
     if verb in ("prepare", "doctor", "predict"):
+        assert verb != "doctor" or ("  1  WARNING:" in told.out and "  3  FAULT:" in told.out)
         return
     assert "[output_dir=outputs]" in told.out
     assert "--" not in told.out.replace("--help", "")
@@ -33,44 +33,32 @@ def test_a_folder_that_cannot_be_read_is_said_in_words(asked, verb):
     assert told.err.count("File name too long") == told.err.count("\n") == 1
 
 
-STREAMS = {
+# A line in which PIPELINE is the command, how it may end, and what it then says.
+STREAMS = [
     # Who stops reading what was asked for hears no complaint.
-    **{f"PIPELINE {asks} | true": 0 for asks in ("--help", "--cfg job", "--hydra-help")},
+    *((f"PIPELINE {asks} | true", (0,), None) for asks in ("--help", "--cfg job", "--hydra-help")),
     # Streams that are closed are no error.
-    **{f"PIPELINE mode=plan {closed}": 0 for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")},
+    *((f"PIPELINE mode=plan {closed}", (0,), None) for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")),
     # Output that nobody reads on ends nothing, and makes nothing succeed.
-    **{f"PIPELINE {asks} 2>&1 | true; exit ${{PIPESTATUS[0]}}": code
-       for asks, code in (("clean", 0), ("mode=plan", 0), ("nonsense", 1))},
+    *((f"PIPELINE {asks} 2>&1 | true; exit ${{PIPESTATUS[0]}}", (code,), None)
+      for asks, code in (("clean", 0), ("mode=plan", 0), ("nonsense", 1))),
     # A narrow terminal is none either.
-    "COLUMNS=1 PIPELINE --help": 0,
-}  # fmt: skip
+    ("COLUMNS=1 PIPELINE --help", (0,), None),
+    # A full disk, and a folder that is gone.
+    *((f"PYTHONUNBUFFERED={unbuffered} PIPELINE {asks} > /dev/full", (0, 2), "to be able to write all output")
+      for asks in ("--help", "clean", "mode=plan", "--cfg job") for unbuffered in ("", "1")),
+    ("mkdir gone; cd gone; rmdir ../gone; PIPELINE", (2,), "Expected a working folder"),
+]  # fmt: skip
 
 
-def typed(line: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """How a line that is typed in a shell ended, in which PIPELINE is the command."""
+@pytest.mark.parametrize(("line", "codes", "words"), STREAMS)
+def test_streams_that_are_closed_or_that_nobody_reads_on_are_no_error_and_others_are_one_line(
+    tmp_path, line, codes, words
+):
     line = line.replace("PIPELINE", f"{shlex.quote(sys.executable)} -m pipeline")
-    return subprocess.run(
-        ["bash", "-c", line], cwd=folder, env=environment(**environ), capture_output=True, text=True, check=False
-    )
-
-
-@pytest.mark.parametrize("line", STREAMS)
-def test_streams_that_are_closed_or_that_nobody_reads_on_are_no_error(tmp_path, line):
-    told = typed(line, tmp_path)
-    assert (told.returncode, told.stderr) == (STREAMS[line], "")
-
-
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("asks", ["--help", "clean", "mode=plan", "--cfg job"])
-def test_output_that_a_full_disk_does_not_take_is_said_in_words(tmp_path, asks, unbuffered):
-    told = typed(f"PIPELINE {asks} > /dev/full", tmp_path, PYTHONUNBUFFERED=unbuffered)
-    assert told.returncode in (0, 2)
-    assert told.stderr.count("\n") == told.stderr.count("to be able to write all output") == 1
-
-
-def test_a_folder_that_is_gone_is_answered_in_words(tmp_path):
-    told = typed("mkdir gone; cd gone; rmdir ../gone; PIPELINE", tmp_path)
-    assert (told.returncode, told.stderr.count("\n")) == (2, 1)
+    told = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (told.returncode in codes, bool(told.stderr)) == (True, bool(words))
+    assert told.stderr.count("\n") == told.stderr.count(words or "\n") == bool(words)
 
 
 @pytest.mark.parametrize(("word", "instead"), [
@@ -91,7 +79,6 @@ def test_a_word_that_is_no_verb_gets_what_was_meant_ready_to_be_typed(asked, tmp
 @pytest.mark.parametrize(("typed", "words"), [
     ("explain strategy=parameter_server", "Expected measure.explain=false"),
     ("explain nowhere", "Expected a run's folder, its name or its id in MLflow, received nowhere, which"),
-    ("attach nothing", "received nothing, which is that of no runs"),
     ("attach", "Try python -m pipeline attach RUN"),
     ("sync nothing/here", "nothing/here"),
     ("sync uri=file:mlruns", "Try uri=http://127.0.0.1:5000"),
@@ -100,7 +87,6 @@ def test_a_word_that_is_no_verb_gets_what_was_meant_ready_to_be_typed(asked, tmp
     ("clean older_than=month", "to be an age, as 12h, 30d or 8w, received month. Try older_than="),
     ("clean keep_best=some", "Expected keep_best to be a whole number, received some. Try keep_best=5."),
     ("clean dry=no", "Expected dry to be true or false, received no. Try dry=true."),
-    ("clean --keep-best 5", "Expected key=value, received --keep-best. Try keep_best=5."),
     ("clean mine", "received mine. Try python -m pipeline clean [keep_best=5] [older_than=30d]"),
     ("doctor --only disc", "received disc. Try --only python,"),
     ("doctor --jsn", "Expected options that exist, received --jsn. Try --help."),
@@ -116,7 +102,6 @@ def test_a_word_that_is_no_verb_gets_what_was_meant_ready_to_be_typed(asked, tmp
         ("data=digitz", "received digitz. Try data=digits."),
         ("sed=1", "Expected a key that exists, received sed. Try seed=1."),
         ("model=cnn", "received model. Try `python -m pipeline prepare --help`"),
-        ("seed=-1", "Expected seed to be 0 or more, received -1."),
         ("data.shuffle=maybe", "Expected data.shuffle to be true or false, received maybe"),
         ("data.path=x", "Expected data.path=null with data=mnist5k, which reads none, received x"),
         ("processes=0", "Expected processes to be 1 or more, received 0."),
@@ -148,8 +133,8 @@ def test_a_run_that_was_explained_says_so_again(asked, tmp_path):
     parts = [{"name": "communication", "share": 0.4, "low": 0.38, "high": 0.42}]
     explained = {"lost": 0.4, "lost_low": 0.38, "lost_high": 0.42, "parts": parts, "advice": "Try less."}
     (folder / "result.json").write_text(json.dumps({"status": "FINISHED", "explained": explained}))
-    told = asked("explain", "one").ok()
-    assert told.out.splitlines()[0] == "Try less."
-    assert "= communication 40% (38% to 42%)" in told.out
+    out = asked("explain", "one").ok().out
+    assert out.startswith("Try less.\n")
+    assert "= communication 40% (38% to 42%)" in out
     (folder / "result.json").write_text(json.dumps({"status": "FINISHED", "explained": None}))
     assert "Expected a run that was explained" in asked("explain", "one").failed(2).err
