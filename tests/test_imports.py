@@ -241,7 +241,7 @@ def test_no_other_file_reaches_into_tensorflow_or_keras():
     reaching = [f"{path.relative_to(ROOT)}: {module}" for path, module in imported() if PRIVATE.match(module)]
     kept = [found for found in reaching if not found.startswith(("pipeline/private.py", "pipeline/private_keras.py"))]
     # Keras's folder for downloads has no other name, and the data sets of a process without TensorFlow ask for it.
-    assert kept == ["pipeline/data/image_sets.py: keras.src.backend.config"]
+    assert kept == ["pipeline/data/built_in.py: keras.src.backend.config"]
 
 
 @pytest.mark.parametrize(("names", "get", "known"), [

@@ -7,10 +7,9 @@ Every call with the same arguments returns the same. Importing this package take
     (x_train, y_train), (x_validation, y_validation) = pipeline.data.mnist5k()
 """
 
+from pipeline.data.built_in import cifar10, clicks, digits, fashion_mnist, mnist, mnist5k, synthetic
 from pipeline.data.errors import DataError
-from pipeline.data.image_sets import cifar10, digits, fashion_mnist, mnist, mnist5k
 from pipeline.data.pictures import images
-from pipeline.data.synthetic import clicks, synthetic
 from pipeline.data.tables import csv, numpy
 from pipeline.data.text import text
 from pipeline.data.tfds import tfds

@@ -3,8 +3,6 @@
 No number wraps or becomes infinite in a narrower type: its range is looked at before.
 """
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 What these do not say for certain is asked for. It needs neither pandas nor TensorFlow.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import gzip
@@ -46,11 +44,10 @@ _EITHER = re.compile(r"[+-]?[1-9]\d{0,2}[,.]\d{3}")
 
 @dataclass(frozen=True)
 class Dialect:
-    """The way a file is written; `skipped` lines are empty.
+    """The way a file is written: `skipped` lines are empty, the numbers of the columns `codes` have leading zeros.
 
-    `decimal` is None where its records have no number that says. `codes` are the columns whose numbers have leading
-    zeros. A column without a name is called "Unnamed: 0" by its place, as pandas has it; without a line of names each
-    is called by its place alone.
+    `decimal` is None where no number says. A column without a name is called "Unnamed: 0" by its place, as pandas has
+    it; without a line of names each is called by its place alone.
     """
 
     encoding: str
@@ -76,7 +73,13 @@ def find(
 ) -> Dialect:  # fmt: skip
     """Returns how a file is written; what is given is taken as it is. Raises `DataError` for what has to be given."""
     _check(header, separator, decimal, encoding)
-    encoding = encoding or _encoding(path)
+    if not encoding:
+        with opened(path) as file:
+            head = file.read(4)
+        # UTF-16 has a mark, or a zero beside each letter.
+        encoding = next((name for mark, name in _MARKS.items() if head.startswith(mark)), "utf-8")
+        if b"\0\0" in (head[1::2], head[::2]):
+            encoding = "utf-16-le" if head[1::2] == b"\0\0" else "utf-16-be"
     chosen = SEPARATORS.get(separator or "", separator) or _separator(path, encoding)
     decimal = DECIMALS.get(decimal or "", decimal)
     records = _first(path, encoding, chosen)
@@ -177,15 +180,6 @@ def _check(header: bool | None, separator: str | None, decimal: str | None, enco
         raise DataError("data.build.encoding to be one that Python knows", encoding, instead) from error
 
 
-def _encoding(path: str) -> str:
-    """UTF-8 unless the file's first bytes are the mark of UTF-16, or have a zero beside each letter, as that has."""
-    with opened(path) as file:
-        head = file.read(4)
-    if b"\0\0" in (head[1::2], head[::2]):
-        return "utf-16-le" if head[1::2] == b"\0\0" else "utf-16-be"
-    return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "utf-8")
-
-
 def _separator(path: str, encoding: str) -> str:
     """The separator by which most records have as many fields as the first."""
     scores = {}
@@ -234,8 +228,8 @@ def _is_named(path: str, records: Sequence[Record]) -> bool:
     if not words and (again or len(set(digits)) < values or not all(name.isdecimal() for name in digits)):
         return False
     received = f"{first_of(first, between=', ', last=' and')}, which may be names or a row"
-    instead = "data.build.header=false, if it is a row, or data.build.header=true"
-    raise DataError(f"a first line of names in {path}", received, instead)
+    raise DataError(f"a first line of names in {path}", received,
+                    "data.build.header=false, if it is a row, or data.build.header=true")  # fmt: skip
 
 
 def _decimal(path: str, records: Sequence[Record]) -> str | None:

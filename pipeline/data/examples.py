@@ -3,22 +3,22 @@
 Whoever trains orders and divides what is cheap, and makes of it only the examples that are trained here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 
 from pipeline.data.arrays import Nested, T
+from pipeline.data.manifest import flat
 
-if TYPE_CHECKING:
-    import tensorflow as tf
+# A function from tensors to a structure of tensors, which data go through while they are read.
+Make: TypeAlias = Callable[..., Any]
 
-    # A structure of tensors, made of another one while data are read.
-    Make: TypeAlias = Callable[..., Nested[tf.Tensor]]
+# Rows of arrays that are looked at together; no label is larger than int64 holds.
+LOOKED_AT = 4096
+MOST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class Examples:
     """
 
     raw: Any
-    spec: Nested[Leaf | tf.TypeSpec]
+    spec: Nested[Any]
     parse: Make | None = None
     decode: Make | None = None
     augment: Make | None = None
     num_classes: int | None = None
     class_names: tuple[str, ...] | None = None
-    look: Callable[[Examples, int, int, bool], list[Broken]] | None = None
+    look: Callable[["Examples", int, int, bool], list[Broken]] | None = None
     flaws: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     digest: str | None = None
@@ -95,7 +95,7 @@ class Examples:
         return not (self.in_files or self.parse or self.decode or self.augment)
 
     @property
-    def element_spec(self) -> Nested[tf.TypeSpec]:
+    def element_spec(self) -> Nested[Any]:
         """The structure of a finished example in TensorFlow's words, as a `tf.data.Dataset` has it."""
         import tensorflow as tf
 
@@ -113,7 +113,7 @@ class Examples:
         """The number of examples."""
         return sum(segment.records for segment in self.raw) if self.in_files else len(leaves(self.raw)[0])
 
-    def without(self, broken: Sequence[Broken]) -> Examples:
+    def without(self, broken: Sequence[Broken]) -> "Examples":
         """The same without what is broken."""
         if self.in_files:
             raw = tuple(part for segment in self.raw for part in _whole(segment, broken))
@@ -148,19 +148,27 @@ def share_of(count: int, number: int, shares: int) -> range:
 
 def look_at_rows(examples: Examples, number: int, shares: int, thorough: bool = True) -> list[Broken]:
     """Returns the rows of arrays, in a share of them, that have NaN, infinity or a label that is no class."""
-    arrays, classes = leaves(examples.raw), examples.num_classes
     share = share_of(examples.count, number, shares)
-    whole = np.ones(len(share), bool)
-    for array in arrays:
-        values = np.asarray(array)[share.start : share.stop]
-        if values.dtype.kind == "f":
-            whole &= np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
-    why = dict.fromkeys(np.flatnonzero(~whole).tolist(), "has NaN or infinity")
-    if classes is not None and are_labels(examples.raw[1]):
-        labels = np.asarray(examples.raw[1])[share.start : share.stop]
-        for row in np.flatnonzero(whole & ((labels < 0) | (labels >= classes))).tolist():
-            why[row] = f"has label {labels[row]}, 0 to {classes - 1} were expected"
-    return [Broken(None, share[row], 1, f"example {share[row]}", why[row]) for row in sorted(why)]
+    arrays = {name: np.asarray(array)[share.start : share.stop] for name, array in flat(examples.raw).items()}
+    whys = faults(arrays, examples.num_classes)
+    return [Broken(None, share[row], 1, f"example {share[row]}", whys[row]) for row in sorted(whys)]
+
+
+def faults(arrays: Mapping[str, np.ndarray], classes: int | None) -> dict[int, str]:
+    """Reasons not to train on examples by their rows, which are the first axis of arrays; `y` may be their classes."""
+    whys: dict[int, str] = {}
+    if classes is not None and are_labels(y := arrays.get("y", ())):
+        right = "0 or more" if classes == MOST else f"0 to {classes - 1}"
+        for row in np.flatnonzero((y < 0) | (y >= classes)).tolist():
+            whys[row] = f"has label {y[row]}, {right} were expected"
+    for name, array in arrays.items():
+        # Block by block, so that little is copied.
+        for start in range(0, len(array) if array.dtype.kind == "f" else 0, LOOKED_AT):
+            finite = np.isfinite(array[start : start + LOOKED_AT])
+            if not finite.all():
+                rows = start + np.flatnonzero(~finite.reshape(len(finite), -1).all(axis=1))
+                whys |= dict.fromkeys(rows.tolist(), f"has NaN or infinity in {name}")
+    return whys
 
 
 def are_labels(y: Nested[np.ndarray]) -> TypeGuard[np.ndarray]:

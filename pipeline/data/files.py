@@ -6,6 +6,7 @@ TensorFlow is imported for the latter alone. Whatever goes wrong is an `OSError`
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import IO, Any, BinaryIO
 
@@ -16,7 +17,7 @@ def is_remote(path: str) -> bool:
 
 
 def opened(path: str) -> BinaryIO:
-    """The file, open for reading bytes. Raises `OSError`."""
+    """The file, open for reading bytes."""
     with _system(path) as system:
         # Elsewhere, a file that is not there would be opened as well.
         system.stat(path)
@@ -25,35 +26,24 @@ def opened(path: str) -> BinaryIO:
 
 
 def size_of(path: str) -> int:
-    """The file's bytes. Raises `OSError`."""
+    """The file's bytes."""
     with _system(path) as system:
         return int(system.stat(path).length)
-
-
-def make_folder(path: str) -> None:
-    """Makes a folder, and those above it, where it is not there."""
-    with _system(path) as system:
-        system.makedirs(path)
-
-
-def remove(path: str) -> None:
-    """Removes a file."""
-    with _system(path) as system:
-        system.remove(path)
-
-
-def names(folder: str) -> list[str]:
-    """The names of what is in a folder."""
-    with _system(folder) as system:
-        files: list[str] = system.listdir(folder)
-        return files
 
 
 def read(path: str) -> bytes:
     """A file's bytes."""
     with _system(path) as system, system.GFile(path, "rb") as file:
-        data: bytes = file.read()
-        return data
+        return bytes(file.read())
+
+
+def _call(function: str, path: str) -> Any:
+    with _system(path) as system:
+        return getattr(system, function)(path)
+
+
+# Makes a folder, and those above it, where it is not there; removes a file; returns the names of what is in a folder.
+make_folder, remove, names = (partial(_call, function) for function in ("makedirs", "remove", "listdir"))
 
 
 def write(path: str, fill: Callable[[IO[bytes]], object]) -> None:
@@ -62,21 +52,22 @@ def write(path: str, fill: Callable[[IO[bytes]], object]) -> None:
         with _system(path) as system, system.GFile(path, "wb") as file:
             fill(file)
         return
-    partial = f"{path}.partial"
+    unfinished = f"{path}.partial"
     try:
-        with open(partial, "wb") as file:
+        with open(unfinished, "wb") as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+        os.replace(unfinished, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.remove(partial)
+            os.remove(unfinished)
         raise
-    _sync_folder(os.path.dirname(path) or ".")
+    sync_folder(os.path.dirname(path) or ".")
 
 
-def _sync_folder(path: str) -> None:
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Has a disk hold the names of what is in a folder."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -3,8 +3,6 @@
 By what is in them, and only then by their names. It looks at names of files alone, and reads none.
 """
 
-from __future__ import annotations
-
 import mimetypes
 import os
 import re
@@ -64,7 +62,19 @@ def parts(root: Path, classes: Sequence[str]) -> Parts:
     if classes and set(classes) <= set(kinds):
         return Parts(root)
     if len(trains) == 1 and all(role(name) in (VALIDATION, TEST) for name in filled if name != trains[0]):
-        return _split(root, trains[0], filled, holders)
+        # What validates is the validation part, else the test part, else none.
+        train, notes = trains[0], _left_out(root, kinds)
+        validations, tests = ([name for name in holders if role(name) == part] for part in (VALIDATION, TEST))
+        for named in (validations, tests):
+            if len(named) > 1:
+                instead = f"data.path={root / train} data.build.validation_path={root / named[0]}"
+                raise DataError(f"one folder to validate on in {root}", " and ".join(named), instead)
+        chosen = next(iter((*validations, *tests)), None)
+        others = [name for name in filled if name not in (train, chosen)]
+        if others or (tests and not validations):
+            unread = f"; {' and '.join(others)} {'is' if len(others) == 1 else 'are'} not read" if others else ""
+            notes += (f"Of {root}, {train} trains and {chosen or f'a share of {train}'} validates{unread}.",)
+        return Parts(_innermost(root / train), None if chosen is None else _innermost(root / chosen), notes)
     if holders and len(filled) == 1:
         inner = parts(root / filled[0], classes)
         return replace(inner, notes=(*_left_out(root, kinds), *inner.notes))
@@ -77,8 +87,11 @@ def parts(root: Path, classes: Sequence[str]) -> Parts:
     raise _question(root, filled, holders)
 
 
-def arranged(root: Path, chosen: Sequence[str], validation_path: str | None) -> tuple[Parts, dict[str, int]]:
+def arranged(
+    path: str, classes: Sequence[str] | str | None, validation_path: str | None
+) -> tuple[Parts, dict[str, int]]:
     """Returns where the classes of each part are, and the classes by name, numbered from 0. Raises `DataError`."""
+    root, chosen = Path(path).absolute(), [classes] if isinstance(classes, str) else list(map(str, classes or ()))
     for folder in (root, *([Path(validation_path)] if validation_path else [])):
         if not folder.is_dir():
             received = "a file" if folder.exists() else "no such folder"
@@ -98,10 +111,7 @@ def arranged(root: Path, chosen: Sequence[str], validation_path: str | None) -> 
 
 
 def divided(path: str | None, files: Sequence[str]) -> tuple[Sequence[str], Sequence[str], tuple[str, ...]]:
-    """Returns the files that train, and those that validate where all are named as parts, with notes on the choice.
-
-    A file in a folder of `path` is named as that folder is.
-    """
+    """Returns the files that train, and those that validate where all, or their folders, are named as parts; notes."""
     root = Path(path or "")
     names = [Path(file).relative_to(root).parts[0] if root.is_dir() else Path(file).name for file in files]
     roles = [role(name) for name in names]
@@ -116,10 +126,7 @@ def divided(path: str | None, files: Sequence[str]) -> tuple[Sequence[str], Sequ
 
 
 def class_folders(folder: Path, chosen: Sequence[str] = ()) -> tuple[list[str], tuple[str, ...]]:
-    """Returns the names of the folders that are classes, sorted, and notes on what beside them is not read.
-
-    An empty folder is a class without examples; one of files of other kinds is no class.
-    """
+    """Returns the names of the folders that are classes, sorted, empty ones too, and notes on what is not read."""
     kinds = _kinds(folder)
     if chosen:
         return [name for name in sorted(chosen) if name in kinds], ()
@@ -140,10 +147,7 @@ def _innermost(folder: Path) -> Path:
 
 
 def files_below(folder: Path, suffixes: Sequence[str] = ("",), above: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Yields the files in a folder and in those below it that end in `suffixes`, by name; hidden ones are left out.
-
-    A link to a folder that it is in itself, one of `above`, is left out too.
-    """
+    """Yields the files in a folder and below it that end in `suffixes`, by name; none hidden, no links to `above`."""
     above |= {os.path.realpath(folder)}
     for entry in _visible(folder):
         if entry.is_dir():
@@ -187,22 +191,6 @@ def _kind(folder: Path) -> str:
 
 def _is_no_class(name: str, kind: str) -> bool:
     return kind == _OTHER or (kind == _EMPTY and role(name) is not None)
-
-
-def _split(root: Path, train: str, filled: Sequence[str], holders: Sequence[str]) -> Parts:
-    """The parts of a folder of parts: what validates is the validation part, else the test part, else none."""
-    notes = _left_out(root, _kinds(root))
-    validations, tests = ([name for name in holders if role(name) == part] for part in (VALIDATION, TEST))
-    for named in (validations, tests):
-        if len(named) > 1:
-            instead = f"data.path={root / train} data.build.validation_path={root / named[0]}"
-            raise DataError(f"one folder to validate on in {root}", " and ".join(named), instead)
-    chosen = next(iter((*validations, *tests)), None)
-    others = [name for name in filled if name not in (train, chosen)]
-    if others or (tests and not validations):
-        unread = f"; {' and '.join(others)} {'is' if len(others) == 1 else 'are'} not read" if others else ""
-        notes += (f"Of {root}, {train} trains and {chosen or f'a share of {train}'} validates{unread}.",)
-    return Parts(_innermost(root / train), None if chosen is None else _innermost(root / chosen), notes)
 
 
 def _question(root: Path, filled: Sequence[str], holders: Sequence[str]) -> DataError:

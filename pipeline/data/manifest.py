@@ -1,10 +1,8 @@
-"""Reads and writes `manifest.json`, which describes a folder of prepared data, beside its TFRecord shards.
-
-Plain values: it is read by whoever plans a run as well, who knows nothing of TensorFlow.
-"""
+"""Reads and writes `manifest.json`, which describes a folder of prepared data, beside its TFRecord shards."""
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +23,8 @@ PARTS = ("x", "y", "weight")
 class Feature:
     """One array of each example: its shape and dtype once it is read, None for sizes that differ, and how it is stored.
 
-    Its name is one of PARTS, and below them by keys and places, as `x/ids` or `x/0`. `stored`: "floats" or "ints", as
-    a list of floats or of int64; "bytes", those of the array (little endian, row by row); "image", those of an encoded
-    image.
+    Its name is one of PARTS, and below them by keys and places, as `x/ids` or `x/0`. It is stored as "floats" or "ints"
+    (int64), a list; "bytes", those of the array (little endian, row by row); "image", those of an encoded image.
     """
 
     name: str
@@ -64,10 +61,9 @@ class Manifest:
 
     def classes(self, split: str) -> dict[str, int]:
         """Examples of each class of a split, also of those that have none."""
-        counts = {str(number): 0 for number in range(self.num_classes or 0)}
+        counts = Counter({str(number): 0 for number in range(self.num_classes or 0)})
         for shard in self.splits.get(split, ()):
-            for label, count in shard.classes.items():
-                counts[label] = counts.get(label, 0) + count
+            counts.update(shard.classes)
         return counts
 
     def to_json(self) -> str:
@@ -98,12 +94,11 @@ def nested(leaves: Mapping[str, T]) -> Nested[T]:
     def below(prefix: str) -> Nested[T]:
         if prefix in leaves:
             return leaves[prefix]
-        names = [name.removeprefix(f"{prefix}/") for name in leaves if name.startswith(f"{prefix}/")]
-        children = {key: below(f"{prefix}/{key}") for key in dict.fromkeys(name.partition("/")[0] for name in names)}
+        inside = [name.removeprefix(f"{prefix}/").partition("/")[0] for name in leaves if name.startswith(f"{prefix}/")]
+        children = {key: below(f"{prefix}/{key}") for key in inside}
         return tuple(children.values()) if all(map(str.isdigit, children)) else children
 
-    roots = {name.partition("/")[0] for name in leaves}
-    return tuple(below(part) for part in PARTS if part in roots)
+    return tuple(below(part) for part in PARTS if any(name.partition("/")[0] == part for name in leaves))
 
 
 def load(folder: str, read: Callable[[str], bytes] = lambda path: Path(path).read_bytes()) -> Manifest:

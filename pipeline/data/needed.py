@@ -53,7 +53,7 @@ def expect_data(arguments: Mapping[str, Any]) -> None:
         return
     _expect_files(reader, location)
     if reader == "images":
-        _arranged(location, arguments)
+        folders.arranged(location, arguments.get("classes"), arguments.get("validation_path"))
     if reader == "csv":
         written = [arguments.get(name) for name in ("header", "separator", "decimal", "encoding")]
         for file in table_files(location)[:FIRST_FILES]:
@@ -81,7 +81,8 @@ def may_be_few(arguments: Mapping[str, Any], least: int) -> bool:
     # Of each class that has two, at least half of this share trains: see `split`.
     enough = math.ceil(2 * least / (1 - float(arguments.get("validation_fraction", 0.2))))
     if target.endswith("images"):
-        files = folders.files_below(_arranged(path, arguments).train, PICTURES)
+        parts, _ = folders.arranged(path, arguments.get("classes"), arguments.get("validation_path"))
+        files = folders.files_below(parts.train, PICTURES)
         return sum(1 for _ in itertools.islice(files, enough)) < enough
     rows = 0
     for file in folders.divided(path, table_files(path))[0]:
@@ -99,16 +100,6 @@ def may_be_few(arguments: Mapping[str, Any], least: int) -> bool:
         if rows >= enough:
             return False
     return True
-
-
-def _arranged(path: str, arguments: Mapping[str, Any]) -> folders.Parts:
-    chosen = class_names(arguments.get("classes"))
-    return folders.arranged(Path(path).absolute(), chosen, arguments.get("validation_path"))[0]
-
-
-def class_names(classes: Sequence[str] | str | None) -> list[str]:
-    """Returns the names of classes as text: several, one, or none."""
-    return [classes] if isinstance(classes, str) else list(map(str, classes or ()))
 
 
 def _expect_files(reader: str, path: str) -> None:

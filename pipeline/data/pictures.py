@@ -3,18 +3,16 @@
 What decodes and varies is TensorFlow's, for graphs that any process may run; what looks for faults needs Pillow alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,19 +20,13 @@ from numpy.typing import NDArray
 from pipeline.data import folders
 from pipeline.data.arrays import split
 from pipeline.data.errors import DataError, expect_path
-from pipeline.data.examples import Broken, Examples, Leaf, share_of
+from pipeline.data.examples import Broken, Examples, Leaf, Make, share_of
 from pipeline.data.folders import PICTURES
-from pipeline.data.needed import augmentation, check_image, class_names
+from pipeline.data.needed import augmentation, check_image
 
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from pipeline.data.examples import Make
-
+# Height and width in pixels; the files of images, absolute, and the number of each one's class.
 Size: TypeAlias = tuple[int, int]
-"""Height and width in pixels."""
 Listed: TypeAlias = tuple[NDArray[np.str_], NDArray[np.int32]]
-"""The files of images, absolute, and the number of each one's class."""
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP")
 # How red, green and blue make grey (ITU-R BT.601); green has the rest.
@@ -75,21 +67,29 @@ def images(
     """
     check_image("images", channels, image_size)
     vary = augmenter(augment)
-    root = Path(expect_path("images", path)).absolute()
-    chosen = class_names(classes)
-    parts, numbers = folders.arranged(root, chosen, validation_path)
+    parts, numbers = folders.arranged(expect_path("images", path), classes, validation_path)
     (files, labels), unread = _listed(parts.train, numbers)
     train, held = split(labels, validation_fraction, split_seed)
     if parts.validation is None:
         held_out = files[held], labels[held]
     else:
-        held_out, others = _listed(parts.validation, _known(parts.validation, numbers, chosen, parts.train))
+        held_out, others = _listed(parts.validation, _known(parts.validation, numbers, classes, parts.train))
         unread += others
         train = np.random.default_rng(split_seed).permutation(len(files))
-    size = (image_size[0], image_size[1]) if image_size else _first_size(files, root)
+    size = (image_size[0], image_size[1]) if image_size else None
+    if size is None:
+        from PIL import Image
+
+        for file in files:
+            # Each format has errors of its own.
+            with suppress(Exception), Image.open(file, formats=FORMATS) as image:
+                size = image.height, image.width
+                break
+        else:
+            raise DataError(f"images in {path}", f"{len(files)} files of which none can be read", "another data.path")
     to_image = decoder(channels, size, resize=image_size is not None)
 
-    def decode(row: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    def decode(row: Mapping[str, Any]) -> tuple[Any, Any]:
         import tensorflow as tf
 
         return to_image(tf.io.read_file(row["path"])), row["label"]
@@ -109,7 +109,7 @@ def images(
     return dataclasses.replace(validation, raw=raw, augment=varied, flaws=flaws, notes=notes), validation
 
 
-def _known(folder: Path, classes: Mapping[str, int], chosen: Sequence[str], train: Path) -> dict[str, int]:
+def _known(folder: Path, classes: Mapping[str, int], chosen: Sequence[str] | None, train: Path) -> dict[str, int]:
     """The classes that a validation folder has; all of them must be of the training part."""
     names, _ = folders.class_folders(folder)
     others = [name for name in names if name not in classes]
@@ -161,16 +161,6 @@ def _check_file(path: str) -> None:
         raise DataError(expected, f"{path}, which {reason}", "converting it to PNG")
 
 
-def _first_size(files: NDArray[np.str_], root: Path) -> Size:
-    from PIL import Image
-
-    for file in files:
-        # Each format has errors of its own.
-        with suppress(Exception), Image.open(file, formats=FORMATS) as image:
-            return image.height, image.width
-    raise DataError(f"images in {root}", f"{len(files)} files of which none can be read", "another data.path")
-
-
 def _look(size: Size | None, examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
     files = examples.raw["path"]
     # To see anything of an image, all of it must be read.
@@ -187,7 +177,7 @@ def _look(size: Size | None, examples: Examples, number: int, shares: int, thoro
     return [Broken(None, row, 1, str(files[row]), why) for row, why in faults if why]
 
 
-def decoder(channels: int, size: Size | None, resize: bool = False) -> Callable[[tf.Tensor], tf.Tensor]:
+def decoder(channels: int, size: Size | None, resize: bool = False) -> Make:
     """A function from an encoded image, a scalar string tensor, to float32 [height, width, channels] in [0, 1].
 
     PNG, JPEG, GIF and BMP are told apart by their bytes; of several images in a file it is the first. Without `resize`,
@@ -195,7 +185,7 @@ def decoder(channels: int, size: Size | None, resize: bool = False) -> Callable[
     Transparency is left out, 16 bits become 8, and one channel is the luma of colours.
     """
 
-    def decode(data: tf.Tensor) -> tf.Tensor:
+    def decode(data: Any) -> Any:
         import tensorflow as tf
 
         # With three channels alone it reads every format.
@@ -210,7 +200,7 @@ def decoder(channels: int, size: Size | None, resize: bool = False) -> Callable[
     return decode
 
 
-def sized(image: tf.Tensor, size: Size | None, resize: bool = False) -> tf.Tensor:
+def sized(image: Any, size: Size | None, resize: bool = False) -> Any:
     """An image, float32 [height, width, channels], of a size: brought to it with `resize`, an error without."""
     import tensorflow as tf
 
@@ -222,7 +212,7 @@ def sized(image: tf.Tensor, size: Size | None, resize: bool = False) -> tf.Tenso
     return tf.ensure_shape(image, [*size, image.shape[-1]])
 
 
-def augmenter(options: Mapping[str, float] | bool | None) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None:
+def augmenter(options: Mapping[str, float] | bool | None) -> Make | None:
     """A function from an image, float32 [height, width, channels] in [0, 1], and a seed, int32 [2], to a varied image.
 
     `flip` mirrors every other image left to right; `shift` moves it by up to that share of its height and width, and
@@ -232,7 +222,7 @@ def augmenter(options: Mapping[str, float] | bool | None) -> Callable[[tf.Tensor
     chosen = augmentation(options)
     shift, brightness, contrast = (float(chosen.get(name, 0)) for name in ("shift", "brightness", "contrast"))
 
-    def vary(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    def vary(image: Any, seed: Any) -> Any:
         import tensorflow as tf
 
         seeds = tf.unstack(tf.random.split(seed, 4))

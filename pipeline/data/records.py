@@ -4,20 +4,15 @@ A record is its length, 8 bytes, the length's checksum, 4 bytes, the data, and t
 (tensorflow/core/lib/io/record_writer.h). Features are in the order of their names: equal examples are equal bytes.
 """
 
-from __future__ import annotations
-
 import io
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import google_crc32c
 import numpy as np
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
 
 HEADER, FOOTER = 12, 4
 # Why nothing after a record's start can be told from it.
@@ -26,10 +21,9 @@ WRONG_LENGTH, CUT_OFF = "has a length with a wrong checksum", "is cut off"
 
 @dataclass(frozen=True)
 class Frame:
-    """The place of a record in its file: its number, the bytes it starts and stops at, its data.
+    """The place of a record in its file: its number, the bytes it starts and stops at, its data, None if it is broken.
 
-    `data` is None where `broken` says why; then what follows it may be several records, and `stop` is None where
-    nothing does.
+    What is broken may be several records; `stop` is None where nothing follows.
     """
 
     number: int
@@ -103,12 +97,6 @@ def example(features: Mapping[str, bytes | Iterable[bytes] | np.ndarray]) -> byt
     return _field(b"".join(entries)) if entries else b""
 
 
-def unframed(data: bytes) -> bytes | None:
-    """The data of one record with its length and checksums; None where they do not fit."""
-    frame = data[HEADER:-FOOTER]
-    return frame if framed(frame) == data else None
-
-
 def parsed(data: bytes) -> dict[str, list[Any]]:
     """The features of a serialized `tf.train.Example`, in the order of their names. `ValueError` where it is none."""
     message = _message()()
@@ -180,12 +168,10 @@ message_type { name: "Example" field { name: "features" number: 1 type_name: ".p
 
 
 @cache
-def _message() -> type[Message]:
+def _message() -> Any:
     # Not with this module: a plan, which imports it, reads no record.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
     pool = descriptor_pool.DescriptorPool()
     pool.Add(text_format.Parse(_PROTO, descriptor_pb2.FileDescriptorProto()))
-    descriptor = pool.FindMessageTypeByName("pipeline.records.Example")
-    example_class: type[Message] = message_factory.GetMessageClass(descriptor)
-    return example_class
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("pipeline.records.Example"))

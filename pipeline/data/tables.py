@@ -116,10 +116,12 @@ class _Table:
         if not len(self._frame):
             raise DataError(f"rows in {', '.join(paths)}", "none", "another data.path")
         self.label = _label(paths[0], list(map(str, names)), label)
-        self._index = [name for name in names if all(name in frame.attrs.get("index", ()) for frame in frames)]
+        index = [name for name in names if all(name in frame.attrs.get("index", ()) for frame in frames)]
         # Of several files each numbers its own rows.
         numbering = [name for name in names if all(_numbers_rows(name, frame[name]) for frame in frames)]
-        self._numbering = [*dict.fromkeys([*self._index, *numbering])]
+        self._numbering = dict.fromkeys([*index, *numbering], "only numbers the rows") | dict.fromkeys(
+            index, "is its index"
+        )
 
     def rows_of(self, files: range, seed: int) -> Array:
         """Returns the rows of some files, shuffled."""
@@ -152,20 +154,18 @@ class _Table:
 
     def notes(self, features: Sequence[str], automatic: bool, rounds: bool) -> tuple[str, ...]:
         """Returns what a person should know of how these features were read and, where nobody named them, found."""
-        dialects = dict(zip(self._paths, self._dialects, strict=True))
-        unnamed = [path for path, each in dialects.items() if each is not None and not each.named]
-        zeros = {name for each in dialects.values() if each is not None for name in each.codes if name in features}
-        numbering = [name for name in self._numbering if automatic and name not in features and name != self.label]
-        whole = [name for name in features if rounds and self._frame[name].dtype.kind in "iu"]
+        dialects = {path: each for path, each in zip(self._paths, self._dialects, strict=True) if each is not None}
+        unnamed = (path for path, each in dialects.items() if not each.named)
         remarks = [
-            *((name, "is its index, and is no feature.") for name in numbering if name in self._index),
-            *((name, "only numbers the rows, and is no feature.") for name in numbering if name not in self._index),
+            (name, f"{words}, and is no feature.")
+            for name, words in self._numbering.items()
+            if automatic and name not in features and name != self.label
         ]
-        for name in whole:
-            if self._frame[name].abs().max() > EXACT:
+        for name in features if rounds else ():
+            if self._frame[name].dtype.kind in "iu" and self._frame[name].abs().max() > EXACT:
                 instead = "If they are ids, number them from 0, or train on them with data=numpy, which keeps them."
                 remarks.append((name, f"has whole numbers above 2^24, which float32 rounds. {instead}"))
-        for name in sorted(zeros):
+        for name in sorted({name for each in dialects.values() for name in each.codes if name in features}):
             instead = "If they are codes, leave it out of data.build.features."
             remarks.append((name, f"has leading zeros, and is read as numbers. {instead}"))
         return (

@@ -1,29 +1,20 @@
 """Turns what TensorFlow Datasets has prepared on this machine into examples that are read from its TFRecord files."""
 
-from __future__ import annotations
-
+import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any
 
-from pipeline.data import pictures, records
+from pipeline.data import pictures
 from pipeline.data.arrays import Nested
+from pipeline.data.built_in import one_at_a_time
 from pipeline.data.errors import WHAT, DataError, refuse
-from pipeline.data.examples import Broken, Examples, Segment
-from pipeline.data.image_sets import one_at_a_time
+from pipeline.data.examples import Broken, Examples, Make, Segment
 from pipeline.data.needed import PREPARED, check_image
+from pipeline.data.tfrecord import broken
 from pipeline.errors import first_line
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-    import tensorflow_datasets
-
-    from pipeline.data.examples import Make
-
-    Builder: TypeAlias = tensorflow_datasets.core.DatasetBuilder
-    Info: TypeAlias = tensorflow_datasets.core.DatasetInfo
 
 AUTO, VALIDATION = "auto", ("validation", "test")
 
@@ -65,7 +56,7 @@ def tfds(
     return train, _part(builder, validation_split, "validation_split", keys, image_size)
 
 
-def _builder(name: str, path: str | None, data_dir: str | None, download: bool) -> Builder:
+def _builder(name: str, path: str | None, data_dir: str | None, download: bool) -> Any:
     try:
         import tensorflow_datasets
         from tensorflow_datasets.core import read_only_builder
@@ -99,9 +90,7 @@ def _builder(name: str, path: str | None, data_dir: str | None, download: bool) 
         raise DataError(f"{expected}{first_line(error).rstrip('.')}. Try {instead}.") from error
 
 
-def _part(
-    builder: Builder, split: str, key: str, keys: Sequence[str] | None, image_size: Sequence[int] | None
-) -> Examples:
+def _part(builder: Any, split: str, key: str, keys: Sequence[str] | None, image_size: Sequence[int] | None) -> Examples:
     import tensorflow as tf
 
     info = builder.info
@@ -111,6 +100,7 @@ def _part(
         expected = f"data.build.{key} to be a split of {info.full_name} ({', '.join(info.splits)}) or a part of one"
         raise DataError(expected, split, f"data.build.{key}={next(iter(info.splits), 'train')}") from error
     segments = tuple(Segment(str(each.filename), each.take, each.skip) for each in instructions if each.take)
+    totals = {str(each.filename): each.examples_in_shard for each in instructions}
     if not segments:
         raise DataError(f"examples in data.build.{key}={split} of {info.full_name}", "none", "another")
     chosen = _keys(info, keys)
@@ -130,13 +120,16 @@ def _part(
         num_classes=getattr(label, "num_classes", None),
         class_names=tuple(label.names) if getattr(label, "names", None) else None,
         look=lambda examples, number, shares, thorough: [
-            flaw for segment in examples.raw[number::shares] for flaw in _broken(segment, thorough)
+            flaw
+            for segment in examples.raw[number::shares]
+            for whole in broken(segment.path, totals[segment.path], None, thorough, lambda data: None)
+            if (flaw := _within(whole, segment)).examples
         ],
         digest=hashlib.sha256(repr((info.full_name, which)).encode()).hexdigest()[:16],
     )
 
 
-def _keys(info: Info, keys: Sequence[str] | None) -> tuple[str, str]:
+def _keys(info: Any, keys: Sequence[str] | None) -> tuple[str, str]:
     chosen = (info.supervised_keys if keys is None else keys) or ()
     if len(chosen) != 2 or not all(isinstance(name, str) and name in info.features for name in chosen):
         # Two features that might be x and y: the first that is no class, and the first that is one.
@@ -154,7 +147,7 @@ def _is_class(feature: object) -> bool:
     return hasattr(feature, "num_classes")
 
 
-def _decoder(info: Info, keys: tuple[str, str], image_size: Sequence[int] | None) -> Make:
+def _decoder(info: Any, keys: tuple[str, str], image_size: Sequence[int] | None) -> Make:
     import tensorflow as tf
 
     size = (image_size[0], image_size[1]) if image_size else None
@@ -175,25 +168,6 @@ def _decoder(info: Info, keys: tuple[str, str], image_size: Sequence[int] | None
     return decode
 
 
-def _broken(segment: Segment, thorough: bool) -> Iterator[Broken]:
-    """Yields what is broken in a segment; after a record whose length is wrong, all that follow are lost."""
-    path, last, done = segment.path, segment.first + segment.records, 0
-    try:
-        with open(path, "rb") as file:
-            for frame in records.frames(file) if thorough else ():
-                if frame.number >= last:
-                    return
-                lost_rest = frame.broken in (records.WRONG_LENGTH, records.CUT_OFF)
-                if frame.broken and (lost_rest or frame.number >= segment.first):
-                    first = max(frame.number, segment.first)
-                    count, stop = (last - first, None) if lost_rest else (1, frame.stop)
-                    yield Broken(path, first, count, f"{path} record {frame.number}", frame.broken, stop)
-                if lost_rest:
-                    return
-                done = frame.number + 1
-    except OSError as error:
-        yield Broken(path, segment.first, segment.records, path, f"cannot be read ({error.strerror or error})")
-        return
-    if thorough and done < last:
-        first = max(done, segment.first)
-        yield Broken(path, first, last - first, f"{path} record {first}", f"is not there: {last} were expected")
+def _within(flaw: Broken, segment: Segment) -> Broken:
+    first, last = max(flaw.first, segment.first), min(flaw.first + flaw.examples, segment.first + segment.records)
+    return dataclasses.replace(flaw, first=first, examples=max(last - first, 0))

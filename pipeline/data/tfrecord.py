@@ -1,28 +1,22 @@
 """Reads what `python -m pipeline prepare` wrote: TFRecord shards of `tf.train.Example` beside a manifest."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from pipeline.data import files, manifest, pictures, records
 from pipeline.data.arrays import Nested
 from pipeline.data.errors import DataError, expect_path
-from pipeline.data.examples import Broken, Examples, Leaf, Segment
-from pipeline.data.manifest import Feature, Manifest, Shard
+from pipeline.data.examples import Broken, Examples, Leaf, Make, Segment, faults
+from pipeline.data.manifest import Feature, Manifest
 from pipeline.data.needed import check_image
 from pipeline.errors import first_of
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from pipeline.data.examples import Make
 
 
 def tfrecord(
@@ -42,18 +36,6 @@ def tfrecord(
     if not contents.examples(manifest.TRAIN):
         anew = f"`python -m pipeline prepare data=SOURCE out={path}` anew"
         raise DataError(f"training examples in {path}", "a manifest without any", anew)
-    contents = _with_images(contents, channels, image_size, path)
-    vary = pictures.augmenter(augment)
-    x = next((feature for feature in contents.features if feature.name == "x"), None)
-    if vary and (x is None or x.dtype != "float32" or len(x.shape) != 3):
-        raise DataError("images x of one size to augment", f"{path} without any", "data.build.augment=null")
-    parts = [_part(contents, path, split, image_size is not None) for split in (manifest.TRAIN, manifest.VALIDATION)]
-    varied: Make | None = (lambda example, seed: (vary(example[0], seed), *example[1:])) if vary else None
-    return dataclasses.replace(parts[0], augment=varied), parts[1] if parts[1].raw else None
-
-
-def _with_images(contents: Manifest, channels: int | None, image_size: Sequence[int] | None, path: str) -> Manifest:
-    """The manifest with the shape that encoded images are to have."""
     features = []
     for one in contents.features:
         shape = one.shape
@@ -64,7 +46,14 @@ def _with_images(contents: Manifest, channels: int | None, image_size: Sequence[
                 expected = "images of one size, or a size that they are brought to"
                 raise DataError(expected, f"{path} with images of several", "'data.build.image_size=[32,32]'")
         features.append(dataclasses.replace(one, shape=shape))
-    return dataclasses.replace(contents, features=tuple(features))
+    contents = dataclasses.replace(contents, features=tuple(features))
+    vary = pictures.augmenter(augment)
+    x = next((feature for feature in features if feature.name == "x"), None)
+    if vary and (x is None or x.dtype != "float32" or len(x.shape) != 3):
+        raise DataError("images x of one size to augment", f"{path} without any", "data.build.augment=null")
+    parts = [_part(contents, path, split, image_size is not None) for split in (manifest.TRAIN, manifest.VALIDATION)]
+    varied: Make | None = (lambda example, seed: (vary(example[0], seed), *example[1:])) if vary else None
+    return dataclasses.replace(parts[0], augment=varied), parts[1] if parts[1].raw else None
 
 
 def _part(contents: Manifest, folder: str, split: str, resize: bool) -> Examples:
@@ -74,7 +63,9 @@ def _part(contents: Manifest, folder: str, split: str, resize: bool) -> Examples
 
     def look(examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
         share = list(dict.fromkeys(segment.path for segment in examples.raw))[number::shares]
-        return [flaw for path in share for flaw in _broken(contents, path, shard_at[path], thorough, resize)]
+        why = partial(_why, contents, resize)
+        shards = ((path, shard_at[path]) for path in share)
+        return [flaw for path, one in shards for flaw in broken(path, one.examples, one.bytes, thorough, why)]
 
     flaws: tuple[str, ...] = ()
     if contents.num_classes is not None and split == manifest.TRAIN:
@@ -98,7 +89,7 @@ def _part(contents: Manifest, folder: str, split: str, resize: bool) -> Examples
 def _parser(features: Sequence[Feature]) -> Make:
     """Returns a function from a batch of records to a batch of examples, whose images are still encoded."""
 
-    def parse(batch: tf.Tensor) -> Nested[tf.Tensor]:
+    def parse(batch: Any) -> Nested[Any]:
         # Only here: who reads without TensorFlow parses otherwise.
         import tensorflow as tf
 
@@ -122,7 +113,7 @@ def _decoder(features: Sequence[Feature], resize: bool) -> Make | None:
     images = [feature for feature in features if feature.stored == "image"]
     decoders = {image.name: pictures.decoder(image.shape[2] or 3, _size(image), resize) for image in images}
 
-    def decode(example: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
+    def decode(example: Nested[Any]) -> Nested[Any]:
         leaves = manifest.flat(example)
         return manifest.nested(leaves | {name: decoder(leaves[name]) for name, decoder in decoders.items()})
 
@@ -133,38 +124,40 @@ def _size(feature: Feature) -> tuple[int, int]:
     return feature.shape[0] or 0, feature.shape[1] or 0
 
 
-def _broken(contents: Manifest, path: str, shard: Shard, thorough: bool, resize: bool) -> Iterator[Broken]:
-    """Yields what is broken in a shard. One of the right size is read only if the look is thorough."""
+def broken(
+    path: str, expected: int, nbytes: int | None, thorough: bool, why: Callable[[bytes], str | None]
+) -> Iterator[Broken]:
+    """Yields what is broken in a file of so many records, and of `nbytes` where that is known.
+
+    A file of that size is read only if the look is thorough. `why` says what is wrong with the data of a record.
+    """
     try:
         size = files.size_of(path)
-        if size == shard.bytes and not thorough:
+        if nbytes in (None, size) and not thorough:
             return
         with files.opened(path) as file:
             # Without their data, which may be more than fits into memory.
-            reasons = [
-                (dataclasses.replace(frame, data=None), frame.broken or _why(contents, frame.data or b"", resize))
+            frames = [
+                dataclasses.replace(frame, data=None, broken=frame.broken or why(frame.data or b""))
                 for frame in records.frames(file)
             ]
     except OSError as error:
-        yield Broken(path, 0, shard.examples, path, f"cannot be read ({error.strerror or error})")
+        yield Broken(path, 0, expected, path, f"cannot be read ({error.strerror or error})")
         return
-    number, lost = 0, _lost([frame for frame, _ in reasons], shard.examples)
-    for (frame, why), examples in zip(reasons, lost, strict=True):
-        if why:
-            yield Broken(path, number, examples, f"{path} record {number}", why, frame.stop)
+    number = 0
+    for frame, examples in zip(frames, _lost(frames, expected), strict=True):
+        if frame.broken:
+            yield Broken(path, number, examples, f"{path} record {number}", frame.broken, frame.stop)
         number += examples
-    if number < shard.examples:
-        short, why = shard.examples - number, f"is not there: {shard.examples} were expected"
-        yield Broken(path, number, short, f"{path} record {number}", why)
-    elif number > shard.examples or (size != shard.bytes and not any(why for _, why in reasons)):
-        yield Broken(path, 0, shard.examples, path, f"has {size} bytes, {shard.bytes} were expected")
+    if number < expected:
+        missing = f"is not there: {expected} were expected"
+        yield Broken(path, number, expected - number, f"{path} record {number}", missing)
+    elif number > expected or (nbytes not in (None, size) and not any(frame.broken for frame in frames)):
+        yield Broken(path, 0, expected, path, f"has {size} bytes, {nbytes} were expected")
 
 
 def _lost(frames: Sequence[records.Frame], expected: int) -> list[int]:
-    """Returns how many records each frame stands for: a broken one may be the first of several.
-
-    All together are as many as expected, where there is such a frame. Their bytes say how many each of them was.
-    """
+    """Returns how many records each frame stands for, by its bytes: a broken one may be the first of several."""
     counts = [1] * len(frames)
     whole = [frame.stop - frame.start for frame in frames if frame.stop is not None and not frame.broken]
     gaps = [place for place, frame in enumerate(frames) if frame.broken in (records.WRONG_LENGTH, records.CUT_OFF)]
@@ -178,30 +171,26 @@ def _lost(frames: Sequence[records.Frame], expected: int) -> list[int]:
     return counts
 
 
-def _why(contents: Manifest, data: bytes, resize: bool) -> str | None:
+def _why(contents: Manifest, resize: bool, data: bytes) -> str | None:
     try:
         by_name = records.parsed(data)
     except ValueError as error:
         return str(error)
     for feature in contents.features:
-        name, values, size = feature.name, by_name.get(feature.name), math.prod(each or 0 for each in feature.shape)
+        name, shape, kind, values = feature.name, feature.shape, np.dtype(feature.dtype), by_name.get(feature.name)
         if values is None:
             return f"has no {name}"
-        is_one = feature.stored in ("bytes", "image")
-        count = 1 if is_one else size
-        if len(values) != count or (is_one and not isinstance(values[0], bytes)):
-            return f"has {len(values)} values of {name}, {count} of shape {feature.shape} were expected"
+        in_bytes, size = feature.stored in ("bytes", "image"), math.prod(each or 0 for each in shape)
+        count, length = 1 if in_bytes else size, size * kind.itemsize
+        if len(values) != count or (in_bytes and not isinstance(values[0], bytes)):
+            return f"has {len(values)} values of {name}, {count} of shape {shape} were expected"
         if feature.stored == "image":
             if why := pictures.fault(values[0], None if resize else _size(feature)):
                 return f"has an image {name} that {why}"
             continue
-        in_bytes, kind = feature.stored == "bytes", np.dtype(feature.dtype)
-        if in_bytes and len(values[0]) != (expected := size * kind.itemsize):
-            return f"has {len(values[0])} bytes of {name}, {expected} of shape {feature.shape} were expected"
+        if in_bytes and len(values[0]) != length:
+            return f"has {len(values[0])} bytes of {name}, {length} of shape {shape} were expected"
         array = np.frombuffer(values[0], kind) if in_bytes else np.asarray(values)
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            return f"has NaN or infinity in {name}"
-        classes = contents.num_classes
-        if classes is not None and name == "y" and not ((array >= 0) & (array < classes)).all():
-            return f"has label {array.flat[0]}, 0 to {classes - 1} were expected"
+        if whys := faults({name: array}, contents.num_classes):
+            return next(iter(whys.values()))
     return None

@@ -21,9 +21,7 @@ def mlp(
     for units in hidden:
         x = layers.Dense(units, activation="relu")(x)
         x = layers.Dropout(dropout)(x)
-    # float32 whatever the precision policy: in 16 bits, probabilities near 1 are all the same.
-    outputs = layers.Dense(num_classes, activation="softmax", dtype="float32")(x)
-    return keras.Model(inputs, outputs, name="mlp")
+    return _classifier(inputs, x, num_classes, "mlp")
 
 
 def cnn(
@@ -53,9 +51,7 @@ def cnn(
     x = layers.Flatten()(layers.MaxPooling2D(pool_size=2)(x))
     x = layers.Dense(dense_units, activation="relu")(x)
     x = layers.Dropout(dropout)(x)
-    # float32 whatever the precision policy: in 16 bits, probabilities near 1 are all the same.
-    outputs = layers.Dense(num_classes, activation="softmax", dtype="float32")(x)
-    return keras.Model(inputs, outputs, name="cnn")
+    return _classifier(inputs, x, num_classes, "cnn")
 
 
 def resnet20(
@@ -66,8 +62,8 @@ def resnet20(
     It has three stages of `blocks_per_stage` blocks (section 4.2 of the paper).
     """
     _expect_images(input_shape, "resnet20")
-    expected = "at least one block per stage for model=resnet20"
-    refuse((blocks_per_stage < 1, expected, blocks_per_stage, "model.build.blocks_per_stage=3"))
+    refuse((blocks_per_stage < 1, "at least one block per stage for model=resnet20", blocks_per_stage,
+            "model.build.blocks_per_stage=3"))  # fmt: skip
     inputs = keras.Input(tuple(input_shape))
     x = layers.ReLU()(_convolve(inputs, base_filters, 1))
     for stage in range(3):
@@ -77,9 +73,12 @@ def resnet20(
             y = _convolve(layers.ReLU()(_convolve(x, filters, stride)), filters, 1)
             x = layers.ReLU()(layers.Add()([y, _shortcut(x, filters, stride)]))
     x = layers.GlobalAveragePooling2D()(x)
+    return _classifier(inputs, x, num_classes, f"resnet{6 * blocks_per_stage + 2}")
+
+
+def _classifier(inputs: keras.KerasTensor, x: keras.KerasTensor, num_classes: int, name: str) -> keras.Model:
     # float32 whatever the precision policy: in 16 bits, probabilities near 1 are all the same.
-    outputs = layers.Dense(num_classes, activation="softmax", dtype="float32")(x)
-    return keras.Model(inputs, outputs, name=f"resnet{6 * blocks_per_stage + 2}")
+    return keras.Model(inputs, layers.Dense(num_classes, activation="softmax", dtype="float32")(x), name=name)
 
 
 def _convolve(x: keras.KerasTensor, filters: int, stride: int) -> keras.KerasTensor:

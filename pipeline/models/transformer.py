@@ -1,9 +1,6 @@
 """Turns sequences of tokens into what comes next: a decoder-only transformer of any size."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -16,21 +13,12 @@ _ROTARY_BASE = 10_000.0
 _INITIAL_DEVIATION = 0.02
 
 
-@dataclass(frozen=True)
-class Dimensions:
-    """The number of blocks, numbers a token, and heads of each attention."""
-
-    blocks: int
-    width: int
-    heads: int
-
-
 # A block has 12 width^2 parameters: 4 of attention, 8 of its dense layers.
 SIZES = {
-    "tiny": Dimensions(blocks=4, width=128, heads=4),
-    "10m": Dimensions(blocks=6, width=384, heads=6),
-    "100m": Dimensions(blocks=8, width=1024, heads=16),
-    "1b": Dimensions(blocks=20, width=2048, heads=16),
+    "tiny": {"blocks": 4, "width": 128, "heads": 4},
+    "10m": {"blocks": 6, "width": 384, "heads": 6},
+    "100m": {"blocks": 8, "width": 1024, "heads": 16},
+    "1b": {"blocks": 20, "width": 2048, "heads": 16},
 }
 
 
@@ -55,16 +43,29 @@ def transformer(
     >>> transformer(input_shape=(64,), num_classes=256, blocks=2, width=8, heads=2).count_params()
     3624
     """
-    chosen = _chosen(input_shape, size, blocks, width, heads)
+    shape = list(input_shape) if isinstance(input_shape, Sequence) else input_shape
+    refuse(
+        (not isinstance(shape, list) or len(shape) != 1, "sequences of tokens [length] for model=transformer",
+         f"examples of shape {shape}", "data=text"),
+        (size not in SIZES, f"a size of model=transformer ({', '.join(SIZES)})", size, "model.build.size=tiny"),
+    )  # fmt: skip
+    usual, typed = SIZES[size], {"blocks": blocks, "width": width, "heads": heads}
+    depth, units, parts = (usual | {name: count for name, count in typed.items() if count is not None}).values()
+    refuse(
+        (depth < 1, "at least one block for model=transformer", depth, f"model.build.blocks={usual['blocks']}"),
+        (parts < 1 or units < 1 or units % (2 * max(parts, 1)),
+         f"heads that each have an even number of {units} for model=transformer", parts,
+         f"model.build.width={64 * max(parts, 1)}"),
+    )  # fmt: skip
     normal = keras.initializers.RandomNormal(stddev=_INITIAL_DEVIATION)
     tokens = keras.Input(tuple(input_shape), dtype="int32", name="tokens")
     # Logits in float32 whatever the precision policy: in 16 bits, those of unlikely tokens are all the same.
     embedding = layers.ReversibleEmbedding(
-        num_classes, chosen.width, embeddings_initializer=normal, reverse_dtype="float32", name="embedding"
+        num_classes, units, embeddings_initializer=normal, reverse_dtype="float32", name="embedding"
     )
     x = embedding(tokens)
-    for place in range(chosen.blocks):
-        x = Block(chosen.heads, dropout, flash_attention, name=f"block_{place}")(x)
+    for place in range(depth):
+        x = Block(parts, dropout, flash_attention, name=f"block_{place}")(x)
     logits = embedding(layers.RMSNormalization(name="norm")(x), reverse=True)
     model = keras.Model(tokens, logits, name="transformer")
     model.compile(
@@ -113,7 +114,6 @@ class Block(layers.Layer):  # type: ignore[misc]
         return {**super().get_config(), **own}
 
 
-@keras.saving.register_keras_serializable(package="pipeline")
 class Attention(layers.Layer):  # type: ignore[misc]
     """Causal attention of several heads over [batch, length, width], with rotary positions."""
 
@@ -145,14 +145,6 @@ class Attention(layers.Layer):  # type: ignore[misc]
         mixed = ops.dot_product_attention(query, key, value, is_causal=True, flash_attention=self.flash_attention)
         return self.projection(ops.reshape(mixed, ops.shape(x)))
 
-    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        """As what goes in."""
-        return tuple(input_shape)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make it again."""
-        return {**super().get_config(), "heads": self.heads, "flash_attention": self.flash_attention}
-
 
 @keras.saving.register_keras_serializable(package="pipeline")
 class Perplexity(keras.metrics.SparseCategoricalCrossentropy):  # type: ignore[misc]
@@ -175,23 +167,3 @@ def _rotated(x: Any, cosine: Any, sine: Any) -> Any:
     """[batch, length, head, head_width], each pair of whose numbers is turned by its token's angle."""
     first, second = ops.split(x, 2, axis=-1)
     return ops.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
-
-
-def _chosen(input_shape: object, size: str, blocks: int | None, width: int | None, heads: int | None) -> Dimensions:
-    """The size, changed where it was said so. Refuses what cannot be built, in words."""
-    shape = list(input_shape) if isinstance(input_shape, Sequence) else input_shape
-    refuse(
-        (not isinstance(shape, list) or len(shape) != 1, "sequences of tokens [length] for model=transformer",
-         f"examples of shape {shape}", "data=text"),
-        (size not in SIZES, f"a size of model=transformer ({', '.join(SIZES)})", size, "model.build.size=tiny"),
-    )  # fmt: skip
-    typed = {"blocks": blocks, "width": width, "heads": heads}
-    chosen = replace(SIZES[size], **{name: count for name, count in typed.items() if count is not None})
-    refuse(
-        (chosen.blocks < 1, "at least one block for model=transformer", chosen.blocks,
-         f"model.build.blocks={SIZES[size].blocks}"),
-        (chosen.heads < 1 or chosen.width < 1 or chosen.width % (2 * max(chosen.heads, 1)),
-         f"heads that each have an even number of {chosen.width} for model=transformer", chosen.heads,
-         f"model.build.width={64 * max(chosen.heads, 1)}"),
-    )  # fmt: skip
-    return chosen

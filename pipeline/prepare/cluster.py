@@ -3,8 +3,6 @@
 Dask takes half a second to import. It imports this module in each worker that it starts, and calls `dask_setup`.
 """
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os
@@ -12,6 +10,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,7 +31,7 @@ LOG = "PIPELINE_PREPARE_LOG"
 
 
 @contextmanager
-def workers(processes: int, scheduler: str | None, folder: Path) -> Iterator[Workers]:
+def workers(processes: int, scheduler: str | None, folder: Path) -> Iterator["Workers"]:
     """Dask workers: so many on this machine, or those of a scheduler. Raises `LaunchError`."""
     import dask
 
@@ -54,25 +53,26 @@ def workers(processes: int, scheduler: str | None, folder: Path) -> Iterator[Wor
             yield Workers(client, scheduler)
 
 
+@dataclass(frozen=True)
 class Workers:
-    """The workers of a Dask client."""
+    """The workers of a Dask client, which are those of a scheduler or of this machine."""
 
-    def __init__(self, client: distributed.Client, scheduler: str | None) -> None:
-        self._client, self._scheduler = client, scheduler
-        self._count = len(client.scheduler_info(n_workers=-1)["workers"])
+    client: "distributed.Client"
+    scheduler: str | None
 
     def on_each(self, function: Callable[..., T], *arguments: object) -> list[T]:
         """Calls the function on each worker. Raises its `UserError`, or `LaunchError`."""
         # Idle workers get one each. A task that is bound to a worker would wait for ever for one that has died.
-        return list(self.results(function, [arguments] * self._count))
+        count = len(self.client.scheduler_info(n_workers=-1)["workers"])
+        return list(self.results(function, [arguments] * count))
 
     def results(self, function: Callable[..., T], tasks: Sequence[tuple[object, ...]]) -> Iterator[T]:
         """Calls the function with the arguments of each task; yields results as they come. Raises as `on_each`."""
         from distributed import KilledWorker, as_completed
 
-        futures = [self._client.submit(function, *task, pure=False) for task in tasks]
+        futures = [self.client.submit(function, *task, pure=False) for task in tasks]
         try:
-            for future in as_completed(futures, loop=self._client.loop):
+            for future in as_completed(futures, loop=self.client.loop):
                 try:
                     result: T = future.result()
                 except UserError:
@@ -82,18 +82,18 @@ class Workers:
                     instead = "fewer processes, or a smaller shard_mib"
                     raise LaunchError("Dask workers that live", died, instead) from error
                 except Exception as error:
-                    where = f"the scheduler at {self._scheduler}" if self._scheduler else "this machine's processes"
+                    where = f"the scheduler at {self.scheduler}" if self.scheduler else "this machine's processes"
                     received = f"from {where}: {type(error).__name__}: {first_line(error)}"
                     instead = "the same Python packages on all of them, or scheduler=null"
                     raise LaunchError("Dask workers that can do this work", received, instead) from error
                 yield result
         finally:
             with suppress(Exception):
-                self._client.cancel(futures, force=True)
+                self.client.cancel(futures, force=True)
 
 
 @contextmanager
-def _here(processes: int, folder: Path) -> Iterator[distributed.Client]:
+def _here(processes: int, folder: Path) -> Iterator["distributed.Client"]:
     from distributed import Client, LocalCluster
 
     absolute = folder.absolute()
@@ -132,7 +132,7 @@ def _kill_started() -> None:
 
 
 @contextmanager
-def _there(scheduler: str) -> Iterator[distributed.Client]:
+def _there(scheduler: str) -> Iterator["distributed.Client"]:
     from distributed import Client
 
     try:

@@ -1,7 +1,5 @@
 """Fills a folder with the shards of a source: describes the source, decides the number of shards, and has them made."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,10 +46,7 @@ class Prepared:
 
 
 def prepare(
-    config: PrepareConfig,
-    search: Sequence[str],
-    start: Callable[[], AbstractContextManager[Workers]],
-    shows: Shows,
+    config: PrepareConfig, search: Sequence[str], start: Callable[[], AbstractContextManager[Workers]], shows: Shows
 ) -> Prepared:
     """Fills the folder, or goes on with what an earlier command has left there. `start` starts workers.
 
@@ -59,21 +54,19 @@ def prepare(
     """
     began = time.monotonic()
     with closing(Folder(Path(config.out or ""))) as folder:
-        finished, state = folder.manifest(), folder.state
-        settings = _settings(config, search)
+        finished, state, settings = folder.manifest, folder.state, _settings(config, search)
         if state is not None and state.digest is None and state.gathered is None:
             # Nothing has been made of it.
             state = None
         _expect_same(folder.path, settings, finished, state)
-        folder.clear_partial()
-        whole = folder.whole(finished)
+        whole, shards, digest = folder.whole(), dict[str, int](), None
         if finished is not None:
             shards = {split: len(of_split) for split, of_split in finished.splits.items()}
             if len(whole) == sum(shards.values()):
                 folder.finish(finished)
                 return Prepared(finished, len(whole), time.monotonic() - began, 0.0)
-            state = state or FolderState(settings, finished.source.get("digest"), shards)
-        state = state or FolderState(settings)
+            digest = finished.source.get("digest")
+        state = state or FolderState(settings, digest, shards)
         folder.begin(state)
         shows.say("Reading the source.")
         with start() as workers:
@@ -98,7 +91,7 @@ def prepare(
 
 @dataclass
 class _Filling:
-    """The steps of a command, in order; each notes in the folder what it has found out."""
+    """The steps of a command, in order."""
 
     config: PrepareConfig
     folder: Folder
@@ -123,8 +116,9 @@ class _Filling:
             self.shows.begin("reading", len(pieces), len(pieces) - len(missing))
             for _ in self.workers.results(work.gather, missing):
                 self.shows.done(0)
-            named, count = self.source.class_names, self.source.num_classes
-            self._note(gathered=len(pieces), num_classes=count, class_names=named)
+            count, named = self.source.num_classes, self.source.class_names
+            self.state = replace(self.state, gathered=len(pieces), num_classes=count, class_names=named)
+            self.folder.begin(self.state)
         count, named = self.state.num_classes, self.state.class_names
         self.job = replace(self.job, gathered=self.state.gathered, num_classes=count, class_names=named)
         self.source = replace(self._description(), flaws=flaws)
@@ -140,10 +134,6 @@ class _Filling:
             raise DataError(f"the source that {path} was begun with", "one that has changed since", instead)
         return first
 
-    def _note(self, **facts: Any) -> None:
-        self.state = replace(self.state, **facts)
-        self.folder.begin(self.state)
-
     def plan(self) -> dict[str, int]:
         """Returns the number of shards of each split. Refuses a source that cannot be trained on."""
         source, config = self.source, self.config
@@ -152,7 +142,16 @@ class _Filling:
         self.job.refuse(source.broken, source.flaws)
         if TRAIN not in source.parts or not source.parts[TRAIN].examples:
             raise _no_examples(len(source.broken))
-        self._expect_parts()
+        if source.has_validation and config.validation_fraction:
+            expected = "validation_fraction=0 for a source that has a validation part of its own"
+            raise DataError(expected, f"{config.validation_fraction:g}", "validation_fraction=0")
+        classes = source.parts[TRAIN].classes
+        if classes is not None and not self.job.skip:
+            named = source.class_names or [*map(str, range(source.num_classes or 0))]
+            empty = [named[number] for number in range(source.num_classes or 0) if number not in classes]
+            instead = "data.on_error=skip, which prepares the others, or another data.num_classes"
+            refuse((empty, f"training examples of each of {source.num_classes} classes",
+                    f"none of class {', '.join(empty[:NAMED])}", instead), error=DataError)  # fmt: skip
         shards = dict(self.state.shards)
         if not shards:
             parts, workers = source.parts, config.workers
@@ -171,22 +170,9 @@ class _Filling:
             elif shards[TRAIN] != by_size:
                 reason = f"so that {workers} workers have equally many"
                 self.shows.say(f"{shards[TRAIN]} shards instead of {by_size}, {reason}.")
-        self._note(digest=source.digest, shards=shards)
+        self.state = replace(self.state, digest=source.digest, shards=shards)
+        self.folder.begin(self.state)
         return shards
-
-    def _expect_parts(self) -> None:
-        source = self.source
-        if source.has_validation and (fraction := self.config.validation_fraction):
-            expected = "validation_fraction=0 for a source that has a validation part of its own"
-            raise DataError(expected, f"{fraction:g}", "validation_fraction=0")
-        classes = source.parts[TRAIN].classes
-        if source.num_classes is None or classes is None or self.job.skip:
-            return
-        named = source.class_names or [*map(str, range(source.num_classes))]
-        if empty := [named[number] for number in range(source.num_classes) if number not in classes]:
-            received = f"none of class {', '.join(empty[:NAMED])}"
-            instead = "data.on_error=skip, which prepares the others, or another data.num_classes"
-            raise DataError(f"training examples of each of {source.num_classes} classes", received, instead)
 
     def make(self, shards: Mapping[str, int], whole: Mapping[str, SourceFacts]) -> dict[str, SourceFacts]:
         """Makes the shards that are not `whole`; returns the facts of all, by file."""
@@ -207,7 +193,7 @@ class _Filling:
 
     def manifest(self, shards: Mapping[str, int], facts: Mapping[str, SourceFacts]) -> Manifest:
         """Returns the manifest of a folder of such shards."""
-        config, source = self.config, self.source
+        source = self.source
         splits = {
             split: tuple(facts[folders.file_name(split, number, count)].shard for number in range(count))
             for split, count in shards.items()
@@ -221,14 +207,9 @@ class _Filling:
             for one in source.features
         )
         skipped = len(source.broken) + sum(len(of_shard.skipped) for of_shard in facts.values())
-        origin = {
-            "data": config.data.name,
-            "build": dict(config.data.build),
-            "skipped": skipped,
-            "digest": source.digest,
-            "asked": dict(self.state.asked),
-        }
-        manifest = Manifest(features, splits, source.num_classes, source.class_names, origin, config.seed)
+        origin: dict[str, Any] = {"data": self.config.data.name, "build": dict(self.config.data.build)}
+        origin |= {"skipped": skipped, "digest": source.digest, "asked": dict(self.state.asked)}
+        manifest = Manifest(features, splits, source.num_classes, source.class_names, origin, self.config.seed)
         if not manifest.examples(TRAIN):
             raise _no_examples(skipped)
         return manifest

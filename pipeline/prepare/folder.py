@@ -3,8 +3,6 @@
 Whatever ends a command, the same one goes on from here. A lock keeps a second one out.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os
@@ -14,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data import manifest
+from pipeline.data.files import sync_folder
 from pipeline.data.manifest import Feature, Manifest, Shard
 from pipeline.errors import UserError
 from pipeline.record.log import read_json, write_json, write_whole
@@ -40,15 +40,13 @@ class SourceFacts:
 
 @dataclass(frozen=True)
 class ShardPiece:
-    """Records of one file; `rows` has the start of each, its length with its frame, and its label, int64 [records, 3].
+    """Records of one file; `index` has the start of each, its length with its frame, and its label, int64.
 
-    Unless it is `labelled`, the last column says nothing. `broken` has the records that are, and why; `lost` says the
-    same of examples of the source that are not among the records.
+    `broken` has the records that are, and why; `lost` says the same of examples that are not among the records.
     """
 
     path: str
     features: tuple[Feature, ...]
-    labelled: bool
     digest: str
     broken: Mapping[int, str] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
@@ -56,7 +54,7 @@ class ShardPiece:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """The index as an array."""
+        """The index as an array, int64 [records, 3]."""
         return np.frombuffer(self.index, np.int64).reshape(-1, 3)
 
 
@@ -93,46 +91,42 @@ class Folder:
             self.close()
             expected, received = f"{path} to be filled by one command at a time", "one that another is filling"
             raise UserError(expected, received, "again when that has ended, or out=ANOTHER") from error
+        self.state = read_json(FolderState, self.hidden / "state.json")
 
     def close(self) -> None:
         """Lets go of the folder."""
         os.close(self._lock)
 
-    @property
-    def state(self) -> FolderState | None:
-        """The state that was written last; None if there is none."""
-        return read_json(FolderState, self.hidden / "state.json")
+    @cached_property
+    def manifest(self) -> Manifest | None:
+        """The manifest; None if the folder was not finished."""
+        return manifest.load(str(self.path)) if (self.path / manifest.FILE).is_file() else None
 
     def begin(self, state: FolderState) -> None:
         """Notes what is made here."""
         write_json(self.hidden / "state.json", state)
 
-    def manifest(self) -> Manifest | None:
-        """The manifest; None if the folder is not finished."""
-        return manifest.load(str(self.path)) if (self.path / manifest.FILE).is_file() else None
-
-    def clear_partial(self) -> None:
-        """Removes what a command that was killed left of files and Dask workers."""
+    def whole(self) -> dict[str, SourceFacts]:
+        """The shards that are here whole, by file. Removes what a command that was killed left beside them."""
         for place in (self.path, self.hidden / "pieces"):
             for path in place.glob(f".*{PARTIAL}"):
                 path.unlink(missing_ok=True)
         shutil.rmtree(self.hidden / "dask", ignore_errors=True)
-
-    def whole(self, finished: Manifest | None) -> dict[str, SourceFacts]:
-        """The shards that are here whole, by file: those whose size is that of their facts."""
-        facts = [] if finished is None else [SourceFacts(one) for split in finished.splits.values() for one in split]
+        facts = [
+            SourceFacts(one) for split in (self.manifest.splits if self.manifest else {}).values() for one in split
+        ]
         noted = (read_json(SourceFacts, path) for path in (self.hidden / "shards").glob("*.json"))
         by_file = {one.shard.file: one for one in (*facts, *noted) if one is not None}
         return {name: one for name, one in by_file.items() if self.has(one.shard)}
 
     def has(self, shard: Shard) -> bool:
-        """True if a shard is here whole, as seen from this machine."""
+        """True if a shard of its size is here, as seen from this machine."""
         return file_bytes(self.path / shard.file) == shard.bytes
 
     def finish(self, complete: Manifest) -> None:
         """Writes the manifest, which says that all is there, and removes what only the filling needed."""
         write_whole(self.path / manifest.FILE, complete.to_json())
-        _sync_folder(self.path)
+        sync_folder(self.path)
         for name in ("shards", "pieces", "dask"):
             shutil.rmtree(self.hidden / name, ignore_errors=True)
         for name in ("state.json", "workers.log"):
@@ -184,7 +178,7 @@ def partial(path: Path, facts: Path | None = None) -> Iterator[Writing]:
             facts.parent.mkdir(parents=True, exist_ok=True)
             write_json(facts, writing.facts(path.name))
         hidden.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         hidden.unlink(missing_ok=True)
 
@@ -204,14 +198,6 @@ def file_bytes(path: str | Path) -> int | None:
     with suppress(OSError):
         return os.stat(path).st_size
     return None
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def file_name(split: str, number: int, shards: int) -> str:

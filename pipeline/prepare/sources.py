@@ -3,8 +3,6 @@
 Called in a Dask worker. TensorFlow is imported where a person's function has done so, and nowhere else.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io
@@ -19,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data import files, manifest, pictures, records
-from pipeline.data.arrays import Nested
+from pipeline.data.arrays import Nested, floats, is_one_array, refuse_masked
 from pipeline.data.errors import DataError
-from pipeline.data.examples import Examples, Segment, leaves
-from pipeline.data.manifest import Feature, Manifest
+from pipeline.data.examples import LOOKED_AT, MOST, Examples, Segment, are_labels, leaves
+from pipeline.data.examples import faults as faulty_rows
+from pipeline.data.manifest import Feature
 from pipeline.errors import first_of
-from pipeline.prepare import values
 from pipeline.prepare.folder import ShardPiece, file_bytes
-from pipeline.prepare.values import LOOKED_AT, Example, Labels, in_words, kind_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -36,21 +33,33 @@ MOST_OPEN = 64
 BLOCK = 256
 # What a record's frame takes.
 FRAME = records.HEADER + records.FOOTER
+# Vectors of integers up to so many values are stored as integers, which other readers of records expect; longer ones
+# as bytes, which are read faster.
+SHORT = 64
+
+
+@dataclass(frozen=True)
+class Example:
+    """An example as a record in its frame, its label if it is a class, its image's height and width; or why not."""
+
+    record: bytes | None
+    label: int | None = None
+    why: str = ""
+    size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class Rows:
-    """One part of a source: so many examples, of which any can be made a record.
+    """One part of a source: so many examples, of about so many bytes, of which `make` yields any as records.
 
     `labels` are int64 [examples] where each example has one whole number for a label, and None otherwise. `broken` has
-    the rows that are known to be broken, and why; others may turn out to be when their record is made. `nbytes` is
-    about what all records come to, and `digest` names the content. `make` yields rows as records, in their order.
+    the rows that are known to be broken, and why; others may turn out to be when their record is made.
     """
 
     count: int
     nbytes: int
     features: tuple[Feature, ...]
-    labels: Labels | None
+    labels: NDArray[np.int64] | None
     broken: Mapping[int, str]
     digest: str
     make: Callable[[NDArray[np.int64]], Iterator[Example]]
@@ -63,7 +72,7 @@ class Rows:
 
 def of_arrays(part: Sequence[Nested[np.ndarray | float]], split: str, classes: int | None) -> Rows:
     """Rows of arrays with the examples along the first axis, in nested structures: `(x, y)` or `(x, y, weight)`."""
-    arrays = values.flat(part, split)
+    arrays = flat(part, split)
     lengths = {len(array) if array.ndim else -1 for array in arrays.values()}
     if len(lengths) != 1 or -1 in lengths:
         listed = [f"{name} of shape {array.shape}" for name, array in arrays.items()]
@@ -71,8 +80,9 @@ def of_arrays(part: Sequence[Nested[np.ndarray | float]], split: str, classes: i
         expected = "arrays with as many examples along their first axis"
         raise DataError(expected, f"for {split}: {shapes}", "numpy.asarray around lists of numbers")
     (count,) = lengths
-    features = tuple(values.feature(name, array, array.shape[1:]) for name, array in arrays.items())
-    labels, digest = values.labels_of(arrays), hashlib.sha256()
+    features = tuple(feature(name, array, array.shape[1:]) for name, array in arrays.items())
+    y, digest = arrays.get("y", ()), hashlib.sha256()
+    labels = y.astype(np.int64) if are_labels(y) else None
     for name, array in arrays.items():
         digest.update(repr((name, array.dtype.str, array.shape)).encode())
         for start in range(0, count, LOOKED_AT):
@@ -85,18 +95,12 @@ def of_arrays(part: Sequence[Nested[np.ndarray | float]], split: str, classes: i
             block = chosen[start : start + BLOCK]
             columns = {name: array[block] for name, array in arrays.items()}
             for place, row in enumerate(block.tolist()):
-                record = values.record({name: column[place] for name, column in columns.items()}, features)
-                yield Example(record, None if labels is None else int(labels[row]))
+                data = encoded({name: column[place] for name, column in columns.items()}, features)
+                yield Example(data, None if labels is None else int(labels[row]))
 
-    return Rows(
-        count,
-        sum(sizes) + count * (FRAME + 16 * len(sizes)),
-        features,
-        labels,
-        {row: f"example {row} of {split} {why}" for row, why in sorted(values.faults(arrays, classes).items())},
-        digest.hexdigest()[:16],
-        make,
-    )
+    nbytes = sum(sizes) + count * (FRAME + 16 * len(sizes))
+    whys = {row: f"example {row} of {split} {why}" for row, why in sorted(faults(arrays, classes).items())}
+    return Rows(count, nbytes, features, labels, whys, digest.hexdigest()[:16], make)
 
 
 def of_images(part: Examples, classes: int | None) -> Rows:
@@ -120,21 +124,17 @@ def of_images(part: Examples, classes: int | None) -> Rows:
             except OSError as error:
                 why = f"cannot be read ({error.strerror or error})"
             if why:
-                yield Example(None, label, f"{path} {why}")
+                yield Example(None, why=f"{path} {why}")
                 continue
             with Image.open(io.BytesIO(data)) as image:
-                size = image.height, image.width
-            yield Example(records.framed(records.example({"x": data, "y": np.asarray(label)})), label, size=size)
+                record = records.framed(records.example({"x": data, "y": np.asarray(label)}))
+                yield Example(record, label, size=(image.height, image.width))
 
-    return Rows(
-        len(paths),
-        sum((size or 0) + FRAME + 32 for size in sizes),
-        (Feature("x", (None, None, channels), "float32", "image"), Feature("y", (), "int32", "ints")),
-        labels,
-        {row: f"{paths[row]} {why}" for row, why in sorted((missing | values.wrong_labels(labels, classes)).items())},
-        digest_of(json.dumps([paths, sizes, labels.tolist()])),
-        make,
-    )
+    features = Feature("x", (None, None, channels), "float32", "image"), Feature("y", (), "int32", "ints")
+    whys = {row: f"{paths[row]} {why}" for row, why in sorted((missing | faults({"y": labels}, classes)).items())}
+    nbytes = sum((size or 0) + FRAME + 32 for size in sizes)
+    digest = digest_of(json.dumps([paths, sizes, labels.tolist()]))
+    return Rows(len(paths), nbytes, features, labels, whys, digest, make)
 
 
 def of_pieces(pieces: Sequence[ShardPiece]) -> Rows:
@@ -147,7 +147,7 @@ def of_pieces(pieces: Sequence[ShardPiece]) -> Rows:
         if piece.features != features:
             received = f"{in_words(features)} and {in_words(piece.features)}"
             raise DataError("examples that are all alike", received, "the same shapes and types in every example")
-    labels = index[:, 2] if pieces and all(piece.labelled for piece in pieces) else None
+    labels = index[:, 2] if are_labelled(features) else None
 
     def make(chosen: NDArray[np.int64]) -> Iterator[Example]:
         opened: dict[int, BinaryIO] = {}
@@ -161,27 +161,19 @@ def of_pieces(pieces: Sequence[ShardPiece]) -> Rows:
                 offset, length, label = index[row].tolist()
                 opened[place].seek(offset)
                 data = opened[place].read(length)
-                name = f"{pieces[place].path} record {row - int(starts[place])}"
-                whole = records.unframed(data) is not None
-                why = None if whole else f"{name} has a wrong checksum"
-                yield Example(data if whole else None, None if labels is None else label, why)
+                if records.framed(data[records.HEADER : -records.FOOTER]) == data:
+                    yield Example(data, None if labels is None else label)
+                else:
+                    name = f"{pieces[place].path} record {row - int(starts[place])}"
+                    yield Example(None, why=f"{name} has a wrong checksum")
         finally:
             for file in opened.values():
                 file.close()
 
-    return Rows(
-        len(index),
-        int(index[:, 1].sum()),
-        features,
-        labels,
-        {
-            start + row: why
-            for start, piece in zip(starts[:-1].tolist(), pieces, strict=True)
-            for row, why in piece.broken.items()
-        },
-        digest_of("".join(piece.digest for piece in pieces)),
-        make,
-    )
+    placed = zip(starts.tolist(), pieces, strict=False)
+    whys = {start + row: why for start, piece in placed for row, why in piece.broken.items()}
+    digest = digest_of("".join(piece.digest for piece in pieces))
+    return Rows(len(index), int(index[:, 1].sum()), features, labels, whys, digest, make)
 
 
 def digest_of(text: str) -> str:
@@ -197,11 +189,6 @@ def parts_of(data: object) -> tuple[object, object]:
         return data, None
     expected = "data.build to return (train, validation), or an iterator of (x, y)"
     raise DataError(expected, kind_of(data), "returning (train, None)")
-
-
-def is_in_files(part: object) -> TypeGuard[Examples]:
-    """True for records that are in files already, prepared or of another kind."""
-    return isinstance(part, Examples) and part.in_files
 
 
 def is_stream(part: object) -> bool:
@@ -236,7 +223,7 @@ def examples_of(part: object) -> Iterator[object]:
     return iter(cast("Iterable[object]", stream))
 
 
-def _is_dataset(part: object) -> TypeGuard[tf.data.Dataset]:
+def _is_dataset(part: object) -> TypeGuard["tf.data.Dataset"]:
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow is not None and isinstance(part, tensorflow.data.Dataset)
 
@@ -246,7 +233,7 @@ def _whys(part: Examples) -> dict[int, str]:
     return {flaw.first + more: f"{flaw.name} {flaw.why}" for flaw in broken for more in range(flaw.examples)}
 
 
-def _dataset_of(part: Examples) -> tf.data.Dataset:
+def _dataset_of(part: Examples) -> "tf.data.Dataset":
     import tensorflow as tf
 
     from pipeline.worker.data import reading
@@ -266,21 +253,18 @@ def _dataset_of(part: Examples) -> tf.data.Dataset:
     return dataset.map(as_it_is(lambda *parsed: decode(parsed if len(parsed) > 1 else parsed[0])))
 
 
-def manifest_of(path: str) -> Manifest | None:
-    """The manifest beside a shard of prepared data, which names it; None where there is none or it names others."""
-    folder, _, name = path.rpartition("/")
+def piece_of_file(part: Examples, segment: Segment) -> ShardPiece | None:
+    """The records of a shard: where each is, its label, and which are broken; None where no manifest names the file."""
+    folder, _, name = segment.path.rpartition("/")
     try:
         files.size_of(f"{folder}/{manifest.FILE}")
     except OSError:
         return None
     contents = manifest.load(folder, files.read)
-    return contents if any(shard.file == name for split in contents.splits.values() for shard in split) else None
-
-
-def piece_of_file(part: Examples, segment: Segment, contents: Manifest) -> ShardPiece:
-    """The records of a file that is prepared already: where each is, its label, and which are broken."""
-    labelled = any(map(values.is_label, contents.features))
-    whys, index = _whys(dataclasses.replace(part, raw=(segment,))), []
+    shard = next((one for split in contents.splits.values() for one in split if one.file == name), None)
+    if shard is None:
+        return None
+    labelled, whys, index = are_labelled(contents.features), _whys(dataclasses.replace(part, raw=(segment,))), []
     with files.opened(segment.path) as file:
         for frame in records.frames(file):
             label = 0
@@ -289,13 +273,113 @@ def piece_of_file(part: Examples, segment: Segment, contents: Manifest) -> Shard
             elif labelled and frame.number not in whys:
                 label = int(records.parsed(frame.data)["y"][0])
             index.append((frame.start, (frame.stop or frame.start) - frame.start, label))
-    name = segment.path.rpartition("/")[2]
-    return ShardPiece(
-        segment.path,
-        contents.features,
-        labelled,
-        next(shard.sha256 for split in contents.splits.values() for shard in split if shard.file == name),
-        {row: why for row, why in whys.items() if row < len(index)},
-        tuple(why for row, why in whys.items() if row >= len(index)),
-        np.array(index, np.int64).tobytes(),
-    )
+    broken = {row: why for row, why in whys.items() if row < len(index)}
+    lost = tuple(why for row, why in whys.items() if row >= len(index))
+    table = np.array(index, np.int64).tobytes()
+    return ShardPiece(segment.path, contents.features, shard.sha256, broken, lost, table)
+
+
+class Encoder:
+    """Makes records of a stream's examples, which must all have the features of the first."""
+
+    def __init__(self, split: str, classes: int | None) -> None:
+        self._split, self._classes = split, classes
+        self.features: tuple[Feature, ...] = ()
+
+    def make(self, example: object, name: str) -> Example:
+        """One example as a record, or why it is broken. Raises `DataError` for what no record can hold."""
+        if not isinstance(example, tuple | list) or len(example) not in (2, 3):
+            received, instead = f"{name} as {kind_of(example)}", "yielding (x, y) of one example at a time"
+            raise DataError("examples (x, y) or (x, y, weight)", received, instead)
+        arrays = flat(example, self._split)
+        features = tuple(feature(leaf, array, array.shape) for leaf, array in arrays.items())
+        self.features = self.features or features
+        if features != self.features:
+            why = f"has {in_words(features)}, {in_words(self.features)} as in the first was expected"
+        else:
+            why = faults({leaf: array[None] for leaf, array in arrays.items()}, self._classes).get(0, "")
+        if why:
+            return Example(None, why=f"{name} {why}")
+        return Example(encoded(arrays, features), int(arrays["y"]) if are_labelled(features) else None)
+
+
+def feature(name: str, array: np.ndarray, shape: Sequence[int]) -> Feature:
+    """The feature that stores values of such an array. Raises `DataError` for what no record can hold.
+
+    >>> [feature("x", np.zeros(1, kind), (28, 28)).stored for kind in ("f4", "f8")]
+    ['floats', 'bytes']
+    >>> [feature("x", np.zeros(1, kind), shape).stored for kind, shape in (("u1", ()), ("u1", (3,)), ("i4", (65,)))]
+    ['ints', 'bytes', 'bytes']
+    """
+    kind, values = array.dtype, int(np.prod(shape, dtype=np.int64))
+    if kind.kind not in "fiub" or kind.itemsize > 8:
+        instead = "numbers in its place, such as the places of words in a vocabulary"
+        raise DataError(f"{name} to be numbers of at most 8 bytes, or true and false", kind, instead)
+    # TensorFlow reads no unsigned numbers of 4 or 8 bytes out of bytes.
+    as_ints = not shape or kind in (np.uint32, np.uint64) or (values <= SHORT and kind != np.uint8)
+    stored = "floats" if kind == np.float32 else "ints" if kind.kind != "f" and as_ints else "bytes"
+    return Feature(name, tuple(shape), kind.newbyteorder("=").name, stored)
+
+
+def encoded(arrays: Mapping[str, np.ndarray], features: Sequence[Feature]) -> bytes:
+    """One example as a record in its frame; bytes of arrays are little endian."""
+    stored = {
+        one.name: array if one.stored != "bytes" else array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        for one in features
+        for array in [np.asarray(arrays[one.name])]
+    }
+    return records.framed(records.example(stored))
+
+
+def flat(part: Sequence[Nested[np.ndarray | float]], split: str) -> dict[str, np.ndarray]:
+    """The arrays of `(x, y)` or `(x, y, weight)` by the names of their features. Raises `DataError`."""
+    leaves: dict[str, np.ndarray | float] = manifest.flat(tuple(_without_lists(values, split) for values in part))
+    if not any(name == "x" or name.startswith("x/") for name in leaves):
+        raise DataError(f"examples with an x for {split}", "none", "(x, y)")
+    return {name: np.asarray(leaf) for name, leaf in leaves.items() if leaf is not None}
+
+
+def _without_lists(values: Nested[np.ndarray | float], split: str) -> Nested[np.ndarray | float]:
+    """The same structure, with an array in place of each list of numbers; Python's floats are float32, as in Keras."""
+    if isinstance(values, Mapping):
+        for key in values:
+            if not isinstance(key, str) or not key or "/" in key or key.isdigit():
+                expected = f"names of inputs and outputs that are text without /, and no numbers, for {split}"
+                raise DataError(expected, f"{key!r}", "another name")
+        return {key: _without_lists(inner, split) for key, inner in values.items()}
+    if not isinstance(values, list | tuple):
+        refuse_masked(values, split)
+        return values
+    # Of a tuple each is an input, as of a data set.
+    if isinstance(values, tuple) or not is_one_array(values):
+        return tuple(_without_lists(inner, split) for inner in values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"rows of one length in the lists of {split}", "others", "arrays of one shape") from error
+    return floats(array, np.float32, f"the lists of {split}") if array.dtype == np.float64 else array
+
+
+def faults(arrays: Mapping[str, np.ndarray], classes: int | None) -> dict[int, str]:
+    """Reasons not to prepare examples by their rows, which are the first axis of the arrays."""
+    whys = faulty_rows(arrays, MOST if classes is None else classes)
+    for name, array in arrays.items():
+        if array.dtype == np.uint64 and (large := array > MOST).any():
+            rows = np.flatnonzero(large.reshape(len(array), -1).any(axis=1))
+            whys |= dict.fromkeys(rows.tolist(), f"has a number in {name} that int64 does not hold")
+    return whys
+
+
+def in_words(features: Sequence[Feature]) -> str:
+    """Features as a person reads them."""
+    return ", ".join(f"{feature.name} of {feature.dtype} {list(feature.shape)}" for feature in features)
+
+
+def kind_of(value: object) -> str:
+    """The kind of a value, in words."""
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
+
+
+def are_labelled(features: Sequence[Feature]) -> bool:
+    """True if the label of each example is one whole number."""
+    return any(one.name == "y" and one.stored == "ints" and not one.shape and one.dtype != "bool" for one in features)

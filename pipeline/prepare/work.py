@@ -1,10 +1,8 @@
 """The tasks of a Dask worker: describe the source, gather what comes one after another, and make a shard.
 
 Each process calls the data set's function once and keeps the data. Results are plain values, and errors are
-`UserError`s: a user's own exceptions could not be sent.
+`DataError`s: a user's own exceptions could not be sent.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import os
@@ -24,11 +22,11 @@ from numpy.typing import NDArray
 from pipeline.config import targets
 from pipeline.data.arrays import split as split_rows
 from pipeline.data.errors import DataError
-from pipeline.data.examples import share_of
+from pipeline.data.examples import Examples, share_of
 from pipeline.data.manifest import SPLITS, TRAIN, VALIDATION, Feature
 from pipeline.errors import UserError, first_line, first_of
 from pipeline.prepare import folder as folders
-from pipeline.prepare import sources, values
+from pipeline.prepare import sources
 from pipeline.prepare.folder import ShardPiece
 from pipeline.prepare.sources import Rows
 
@@ -45,8 +43,7 @@ PieceId: TypeAlias = tuple[str, tuple[int, int] | tuple[str, int]]
 class ShardJob:
     """The folder to fill, the function to call, and what decides the examples of a shard; the same for all tasks.
 
-    `gathered` is the number of pieces of a stream, or of files, once these are gathered, and `class_names` the source's
-    names of its classes. `skip`: broken examples are left out.
+    `gathered` is the number of pieces once these are gathered. `skip`: broken examples are left out.
     """
 
     folder: str
@@ -81,8 +78,7 @@ class ShardPart:
 class Description:
     """The content of a source, once its rows are known; or the pieces that must be gathered before they are.
 
-    `broken` says why examples are left out, `flaws` are of the source as a whole, `notes` say how it was read, and
-    `digest` names its content.
+    `broken` says why examples are left out, `flaws` are of the source as a whole, and `digest` names its content.
     """
 
     pieces: tuple[PieceId, ...] = ()
@@ -102,18 +98,25 @@ Source: TypeAlias = tuple[Description, Mapping[str, tuple[Rows, NDArray[np.int64
 
 
 def describe(job: ShardJob) -> Description:
-    """The description of the source. Raises `DataError`, as all tasks do."""
+    """The description of the source."""
     with _named_errors(job):
         return _source(job)[0]
 
 
 def gather(job: ShardJob, number: int, kind: str, which: tuple[Any, int]) -> None:
-    """Puts piece `number` where every worker finds it: a stream's examples as records, with an index of them.
-
-    `kind` is "stream", and `which` (shard, shards); or "files", and `which` the file's place in each part.
-    """
+    """Puts piece `number` where every worker finds it, as records with an index of them; see `PieceId`."""
     with _named_errors(job):
-        pieces = (_streamed if kind == "stream" else _indexed)(job, number, *which)
+        if kind == "files":
+            split, place = which
+            pieces = {split: _indexed(job, number, split, place)}
+        elif which[1] == 1:
+            parts = _parts(job)
+            # An iterator can be gone through once.
+            _parts.cache_clear()
+            pieces = {split: _streamed(job, number, split, part, "") for split, part in parts.items()}
+        else:
+            named = f" of shard {which[0]} of {which[1]}"
+            pieces = {split: _streamed(job, number, split, part, named) for split, part in _call(job, *which).items()}
         job.refuse([why for piece in pieces.values() for why in (*piece.broken.values(), *piece.lost)])
         with folders.partial(folders.piece_path(job.folder, number)) as writing:
             writing.write(msgspec.msgpack.encode(pieces))
@@ -131,7 +134,7 @@ def shard(job: ShardJob, split: str, number: int, shards: int, digest: str) -> f
         with folders.partial(Path(job.folder, name), facts) as writing:
             for example in rows.make(order[own.start : own.stop]):
                 if example.record is None:
-                    writing.skipped.append(str(example.why))
+                    writing.skipped.append(example.why)
                     continue
                 writing.write(example.record, example.label)
                 if example.size is not None:
@@ -204,9 +207,9 @@ def _source(job: ShardJob) -> Source:
 
 def _pieces(job: ShardJob, parts: Mapping[str, object]) -> tuple[PieceId, ...]:
     """The pieces to gather before the rows of the parts are known; none if they are known at once."""
-    in_files = {split: part for split, part in parts.items() if sources.is_in_files(part)}
+    in_files = {split: part.raw for split, part in parts.items() if isinstance(part, Examples) and part.in_files}
     if in_files:
-        return tuple(("files", (split, place)) for split, part in in_files.items() for place in range(len(part.raw)))
+        return tuple(("files", (split, place)) for split, raw in in_files.items() for place in range(len(raw)))
     if any(map(sources.is_stream, parts.values())):
         pieces = PIECES if targets.asks_for(dict(job.build), "data.build", "shard") else 1
         return tuple(("stream", (number, pieces)) for number in range(pieces))
@@ -230,10 +233,16 @@ def _lay_out(job: ShardJob, rows: Mapping[str, Rows], lost: Sequence[str], outli
         del orders[VALIDATION]
     features = rows[TRAIN].features if TRAIN in rows else ()
     if TRAIN in rows and VALIDATION in rows and rows[VALIDATION].count and rows[VALIDATION].features != features:
-        expected = f"validation examples as those that train, {values.in_words(features)}"
-        received = values.in_words(rows[VALIDATION].features)
+        expected = f"validation examples as those that train, {sources.in_words(features)}"
+        received = sources.in_words(rows[VALIDATION].features)
         raise DataError(expected, received, "the same shapes and types in both")
-    parts = {split: _part(of_split, order) for split, (of_split, order) in orders.items()}
+    parts = {}
+    for split, (of_split, order) in orders.items():
+        numbers, counts = np.unique(
+            order[:0] if of_split.labels is None else of_split.labels[order], return_counts=True
+        )
+        classes = None if of_split.labels is None else dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        parts[split] = ShardPart(len(order), of_split.nbytes * len(order) // max(of_split.count, 1), classes)
     description = dataclasses.replace(
         outline,
         parts=parts,
@@ -246,14 +255,6 @@ def _lay_out(job: ShardJob, rows: Mapping[str, Rows], lost: Sequence[str], outli
     return description, orders
 
 
-def _part(rows: Rows, order: NDArray[np.int64]) -> ShardPart:
-    classes = None
-    if rows.labels is not None:
-        numbers, counts = np.unique(rows.labels[order], return_counts=True)
-        classes = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
-    return ShardPart(len(order), rows.nbytes * len(order) // max(rows.count, 1), classes)
-
-
 def _count_classes(parts: Mapping[str, ShardPart]) -> int | None:
     train = parts[TRAIN].classes if TRAIN in parts else None
     if not train or any(part.classes is None for part in parts.values()):
@@ -262,52 +263,38 @@ def _count_classes(parts: Mapping[str, ShardPart]) -> int | None:
     return last + 1 if len(train) == last + 1 else None
 
 
-def _streamed(job: ShardJob, number: int, shard: int, shards: int) -> dict[str, ShardPiece]:
-    parts = _parts(job) if shards == 1 else _call(job, shard, shards)
-    if shards == 1:
-        # An iterator can be gone through once.
-        _parts.cache_clear()
-    named = f" of shard {shard} of {shards}" if shards > 1 else ""
-    return {split: _streamed_part(job, number, split, part, named) for split, part in parts.items()}
-
-
-def _streamed_part(job: ShardJob, number: int, split: str, part: object, named: str) -> ShardPiece:
+def _streamed(job: ShardJob, number: int, split: str, part: object, named: str) -> ShardPiece:
     """One part as records in a file of its own; `named` says which part it is, where it is not all of a split."""
     path = Path(job.folder, folders.HIDDEN, "pieces", f"{number:05d}-{split}.tfrecord")
-    encoder = values.Encoder(split, job.num_classes)
-    rows = None if sources.is_stream(part) else sources.rows_of(part, split, job.num_classes)
-    examples: Iterator[values.Example]
-    if rows is None:
+    encoder, lost, index = sources.Encoder(split, job.num_classes), list[str](), list[tuple[int, int, int]]()
+    if not sources.is_stream(part):
+        rows = sources.rows_of(part, split, job.num_classes)
+        examples, encoder.features, lost = rows.make(rows.usable), rows.features, [*rows.broken.values()]
+    else:
         stream = enumerate(sources.examples_of(part))
         examples = (encoder.make(example, f"example {place} of {split}{named}") for place, example in stream)
-    else:
-        examples = rows.make(rows.usable)
-    lost = [] if rows is None else list(rows.broken.values())
-    index: list[tuple[int, int, int]] = []
     with folders.partial(path) as writing:
         for example in examples:
             if example.record is not None:
                 index.append((writing.bytes, len(example.record), example.label or 0))
                 writing.write(example.record)
                 continue
-            lost.append(str(example.why))
+            lost.append(example.why)
             if not job.skip and len(lost) > NAMED:
                 break
-    if rows is not None:
-        encoder.features, encoder.labelled = rows.features, rows.labels is not None
     digest, table = writing.facts(path.name).shard.sha256, np.array(index, np.int64).tobytes()
-    return ShardPiece(str(path), encoder.features, encoder.labelled, digest, lost=tuple(lost), index=table)
+    return ShardPiece(str(path), encoder.features, digest, lost=tuple(lost), index=table)
 
 
-def _indexed(job: ShardJob, number: int, split: str, place: int) -> dict[str, ShardPiece]:
-    """One file of records of a source, with an index of them; those of another kind become records of ours."""
+def _indexed(job: ShardJob, number: int, split: str, place: int) -> ShardPiece:
+    """An index of one file of records of a source; those of another kind become records of ours."""
     part = _parts(job)[split]
-    assert sources.is_in_files(part), "the piece is a file"
+    assert isinstance(part, Examples), "the piece is a file"
     segment = part.raw[place]
-    if (contents := sources.manifest_of(segment.path)) is not None:
-        return {split: sources.piece_of_file(part, segment, contents)}
+    if (of_file := sources.piece_of_file(part, segment)) is not None:
+        return of_file
     one = dataclasses.replace(part, raw=(segment,))
     broken = part.look(one, 0, 1, True) if part.look else []
-    piece = _streamed_part(job, number, split, one.without(broken), f" of {segment.path}")
+    piece = _streamed(job, number, split, one.without(broken), f" of {segment.path}")
     lost = (f"{flaw.name} {flaw.why}" for flaw in broken for _ in range(flaw.examples))
-    return {split: dataclasses.replace(piece, lost=(*lost, *piece.lost))}
+    return dataclasses.replace(piece, lost=(*lost, *piece.lost))

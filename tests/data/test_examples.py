@@ -31,14 +31,12 @@ def varied(example: Any, seed: Any) -> Any:
 
 
 def in_files(folder, examples, vary=False):
-    """Examples in three uneven files."""
     sizes = [examples // 2, examples // 3, examples - examples // 2 - examples // 3]
     part = sources.tfrecord(path=str(shards.write(folder / f"of {examples}", sizes)))[0]
     return dataclasses.replace(part, augment=varied if vary else None)
 
 
 def of_rows(folder, examples, vary=False):
-    """Examples made of rows of arrays."""
     serial = np.arange(examples)
 
     def decode(row):
@@ -135,9 +133,6 @@ def test_what_is_broken_is_left_out_and_all_else_is_there(tmp_path):
     assert sorted(trained) == sorted(set(range(60)) - lost)
     shares = [part.look(part, number, 2, True) for number in range(2)]
     assert sorted(map(str, chain(*shares))) == sorted(map(str, found))
-
-
-def test_rows_that_are_broken_are_left_out():
     part = of_rows(None, 10).without([Broken(None, row, 1, f"example {row}", "is broken") for row in (3, 7)])
     assert part.raw["label"].tolist() == [0, 1, 2, 4, 5, 6, 8, 9]
     assert rows({"a": np.arange(3), "b": (np.arange(3) * 2,)}, np.array([2, 0]))["b"][0].tolist() == [4, 0]
@@ -189,13 +184,11 @@ def test_examples_that_are_kept_are_those_that_were_made(tmp_path, make, kept):
     assert again.decode is None
 
 
-def test_a_data_set_of_any_types_is_kept_in_a_file(tmp_path):
-    part = tf.data.Dataset.range(7).map(
-        lambda n: (
-            {"text": tf.strings.as_string(n), "flags": tf.stack([n > 3, n < 5]), "half": tf.cast(n, tf.float16)},
-            n,
-        )
-    )
+def test_a_data_set_of_any_types_but_of_one_size_is_kept_in_a_file(tmp_path):
+    def example(n):
+        return {"text": tf.strings.as_string(n), "flags": tf.stack([n > 3, n < 5]), "half": tf.cast(n, tf.float16)}, n
+
+    part = tf.data.Dataset.range(7).map(example)
     kept = cache.in_file(part, tmp_path / "cache", "name")
     layout = dataclasses.replace(ONE, counts=(7,))
     made, wanted = (leaves(stream(each, layout, False, 0).take(1)) for each in (kept, part))
@@ -204,21 +197,14 @@ def test_a_data_set_of_any_types_is_kept_in_a_file(tmp_path):
     before = file.stat().st_mtime_ns
     cache.in_file(part, tmp_path / "cache", "name")
     assert file.stat().st_mtime_ns == before
-
-
-def test_examples_of_several_sizes_cannot_be_kept():
     part = tf.data.Dataset.range(3).map(lambda n: (tf.range(n), n))
     with pytest.raises(TrainingError, match=r"Expected examples of one size to keep, received .* Try data.cache=none"):
         cache.in_memory(part)
 
 
-def serial(folder, examples):
-    return own.serial_set(examples)[0]
-
-
-@pytest.mark.parametrize("make", [in_files, *(pytest.param(each, marks=pytest.mark.slow) for each in (serial, opened))])
-def test_services_make_the_same_batches_in_the_same_order(tmp_path, make):
-    part = make(tmp_path, 50)
+@pytest.mark.parametrize("kind", ["files", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("set", "opened"))])
+def test_services_make_the_same_batches_in_the_same_order(tmp_path, kind):
+    part = own.serial_set(50)[0] if kind == "set" else {"files": in_files, "opened": opened}[kind](tmp_path, 50)
     with reserved_ports(3) as ports:
         addresses = tuple(f"127.0.0.1:{port}" for port in ports)
         servers = [reading.serve(address) for address in addresses]
@@ -233,17 +219,16 @@ def test_services_make_the_same_batches_in_the_same_order(tmp_path, make):
 def test_only_maps_that_draw_on_their_examples_alone_are_taken_apart():
     numbers = tf.data.Dataset.range(10)
     variable = tf.Variable(1.0)
-    kept = [
-        numbers,
-        numbers.map(lambda n: (n, tf.random.uniform([]))),
-        numbers.map(lambda n: (n, tf.numpy_function(lambda n: n, [n], tf.int64))),
-        numbers.map(lambda n: (n, variable + 1.0)),
-        numbers.map(lambda n: (n, n)).shuffle(3),
-        numbers.map(
-            lambda n: (n, tf.while_loop(lambda k: k < n, lambda k: k + tf.random.uniform([], 1, 2, tf.int64), [n]))
-        ),
-    ]
-    for each in kept:
+    drawn = tf.random.uniform
+    for second in (
+        lambda n: drawn([]),
+        lambda n: tf.numpy_function(lambda n: n, [n], tf.int64),
+        lambda n: variable + 1.0,
+        lambda n: tf.while_loop(lambda k: k < n, lambda k: k + drawn([], 1, 2, tf.int64), [n]),
+    ):
+        each = numbers.map(lambda n, second=second: (n, second(n)))
+        assert reading.opened(each) is each
+    for each in (numbers, numbers.map(lambda n: (n, n)).shuffle(3)):
         assert reading.opened(each) is each
     through = numbers.filter(lambda n: n != 4).map(lambda n: n + 1).map(lambda n: {"a": (n, n * 2)}, 2).prefetch(2)
     part = reading.opened(through)

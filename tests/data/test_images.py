@@ -32,17 +32,13 @@ def pets(tmp_path: Path) -> Path:
 
 def test_images_are_read_by_class_and_the_same_fraction_of_each_is_held_out(pets: Path) -> None:
     train, validation = images(str(pets))
-    assert train.class_names == ("cat", "dog")
-    assert (train.num_classes, train.count, validation.count) == (2, 12, 3)
+    assert (train.class_names, train.num_classes, train.count, validation.count) == (("cat", "dog"), 2, 12, 3)
     assert Counter(validation.raw["label"].tolist()) == {0: 2, 1: 1}
-    seen = set()
-    for part in (train, validation):
-        for file, (x, y) in zip(part.raw["path"], made(part), strict=True):
-            seed = int(Path(file).stem)
-            seen.add(seed)
-            np.testing.assert_array_equal(x, picture(seed).astype(np.float32) / np.float32(255))
-            assert y == (seed >= 10)
-    assert seen == set(range(15))
+    every = [pair for part in (train, validation) for pair in zip(part.raw["path"], made(part), strict=True)]
+    assert {int(Path(file).stem) for file, _ in every} == set(range(15))
+    for file, (x, y) in every:
+        np.testing.assert_array_equal(x, picture(int(Path(file).stem)).astype(np.float32) / np.float32(255))
+        assert y == (int(Path(file).stem) >= 10)
     again, other = images(str(pets))[0], images(str(pets), split_seed=1)[0]
     assert list(train.raw["path"]) == list(again.raw["path"]) != list(other.raw["path"])
 
@@ -95,10 +91,6 @@ def test_what_folders_are_is_found_by_what_is_in_them(tmp_path, layout, train, t
     assert bool(parts[0].notes) is bool(notes)
 
 
-def test_folders_named_as_parts_are_classes_beside_others_that_are(tmp_path: Path) -> None:
-    assert images(fill(tmp_path, "train plane car"))[0].class_names == ("car", "plane", "train")
-
-
 AMBIGUOUS = [
     ("train test train.csv", "data.build.classes=[test,train]"),
     ("fold1/cat fold1/dog fold2/cat fold2/dog", "data.build.classes=[fold1,fold2]"),
@@ -125,6 +117,8 @@ def test_folders_that_may_be_parts_or_classes_are_asked_about_and_the_answer_is_
     train, validation = images(**answer)
     assert train.class_names == tuple(answer.get("classes", ("cat", "dog")))
     assert validation.count
+    # Beside others that are classes, folders named as parts are some too.
+    assert images(fill(tmp_path / "all", "train plane car"))[0].class_names == ("car", "plane", "train")
 
 
 def test_images_are_brought_to_a_size_and_grey_stays_what_it_was(tmp_path: Path) -> None:
@@ -134,9 +128,8 @@ def test_images_are_brought_to_a_size_and_grey_stays_what_it_was(tmp_path: Path)
     write(tmp_path / "b/1.png", encoded(picture(1, 4, 4)))
     write(tmp_path / "b/2.png", encoded(grey, mode="L"))
     train, validation = images(str(tmp_path), image_size=[16, 16], channels=1)
-    found = {
-        Path(n).parts[-2:]: x for p in (train, validation) for n, (x, _) in zip(p.raw["path"], made(p), strict=True)
-    }
+    every = [pair for part in (train, validation) for pair in zip(part.raw["path"], made(part), strict=True)]
+    found = {Path(name).parts[-2:]: x for name, (x, _) in every}
     assert {x.shape for x in found.values()} == {(16, 16, 1)}
     np.testing.assert_allclose(found["a", "1.png"][..., 0], grey / 255, atol=1e-7)
     theirs = Image.fromarray(picture(2, 33, 20)).resize((16, 16), Image.Resampling.BILINEAR).convert("L")
@@ -151,7 +144,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_what_pillow_reads_of_every_kind_is_what_is_trained(channels: int) -> None:
+def test_what_pillow_reads_of_every_kind_is_what_is_trained_the_first_of_several_in_a_file(channels: int) -> None:
     blocks = np.kron(picture(0), np.ones((8, 8, 1), np.uint8))
     for kind, mode in KINDS:
         if mode == "I;16":
@@ -165,16 +158,10 @@ def test_what_pillow_reads_of_every_kind_is_what_is_trained(channels: int) -> No
         x = pictures.decoder(channels, (48, 40))(tf.constant(data)).numpy()
         wanted = np.asarray(theirs if channels == 3 else theirs.convert("L"), np.float32).reshape(48, 40, channels)
         np.testing.assert_allclose(x, wanted / 255, atol=3 / 255, err_msg=f"{kind} {mode}")
-
-
-def test_of_several_images_in_a_file_it_is_the_first() -> None:
-    first, second = Image.fromarray(picture(1)), Image.fromarray(picture(2))
-    for kind in ("GIF", "PNG"):
-        stream = io.BytesIO()
-        first.save(stream, kind, save_all=True, append_images=[second])
-        assert pictures.fault(stream.getvalue()) is None
-        x = pictures.decoder(3, None)(tf.constant(stream.getvalue())).numpy()
-        np.testing.assert_array_equal(np.round(x * 255), picture(1))
+    for kind in ("GIF", "PNG") if channels == 3 else ():
+        data = encoded(picture(1), kind, save_all=True, append_images=[Image.fromarray(picture(2))])
+        assert pictures.fault(data) is None
+        np.testing.assert_array_equal(np.round(pictures.decoder(3, None)(tf.constant(data)) * 255), picture(1))
 
 
 def test_broken_images_and_one_that_goes_away_are_named_with_what_is_wrong(pets: Path) -> None:
@@ -258,11 +245,8 @@ def test_each_option_of_an_augmentation_does_what_it_says_and_all_at_0_is_none()
 
     flipped = {each.tobytes() for each in all_of(flip=True)}
     assert flipped == {x.numpy().tobytes(), x.numpy()[:, ::-1].tobytes()}
-    moved = {
-        np.pad(x, [(1, 1), (1, 1), (0, 0)])[top : top + 6, left : left + 5].tobytes()
-        for top in range(3)
-        for left in range(3)
-    }
+    padded = np.pad(x, [(1, 1), (1, 1), (0, 0)])
+    moved = {padded[top : top + 6, left : left + 5].tobytes() for top in range(3) for left in range(3)}
     assert {each.tobytes() for each in all_of(shift=0.2)} == moved
     inside = (x.numpy() > 0.2) & (x.numpy() < 0.8)
     deltas = [(each - x.numpy())[inside] for each in all_of(brightness=0.1)]
@@ -294,11 +278,9 @@ def test_each_option_of_an_augmentation_does_what_it_says_and_all_at_0_is_none()
     ({"augment": 3}, "Expected data.build.augment to be true or keys with values, received 3."),
 ], ids=str)  # fmt: skip
 def test_images_that_cannot_be_are_refused_in_words(pets: Path, arguments: dict[str, Any], words: str) -> None:
-    given = {"path": str(pets), **arguments}
-    if arguments.get("path"):
-        given["path"] = str(pets / arguments["path"])
+    path = arguments.get("path", "")
     with pytest.raises(DataError) as refused:
-        images(**given)
+        images(**{**arguments, "path": None if path is None else str(pets / path)})
     assert words in str(refused.value)
 
 
@@ -325,9 +307,9 @@ def test_a_class_without_images_is_a_flaw_of_the_training_part_and_folders_witho
 def test_a_bmp_whose_colours_would_be_wrong_is_refused(pets: Path) -> None:
     write(pets / "cat/grey.bmp", encoded(picture(0), "BMP", "L"))
     images(str(pets))
+    words = r"or grey ones of 8, received .*few\.bmp, which is a BMP with a palette .* Try conv"
     for mode in ("P", "1"):
         write(pets / "cat/few.bmp", encoded(picture(0), "BMP", mode))
-        words = r"or grey ones of 8, received .*few\.bmp, which is a BMP with a palette .* Try conv"
         with pytest.raises(DataError, match=words):
             images(str(pets))
 
@@ -351,10 +333,7 @@ def test_images_that_fit_into_memory_are_decoded_once_and_the_same_is_trained_as
 
 
 def test_folders_behind_links_are_read_once(tmp_path: Path) -> None:
-    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
-    for folder in (data, elsewhere):
-        folder.mkdir()
-        (folder / "a.txt").write_text("a")
+    data, elsewhere = (write(tmp_path / name / "a.txt", b"a").parent for name in ("data", "elsewhere"))
     (data / "linked").symlink_to(elsewhere)
     (elsewhere / "back").symlink_to(data)
     (elsewhere / "itself").symlink_to(elsewhere)

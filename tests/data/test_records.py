@@ -40,9 +40,6 @@ def test_records_and_examples_are_those_that_tensorflow_writes(tmp_path):
     assert texts == {"image": [b"\x00bytes\xff"], "many": [b"one", b"two"]}
     assert example == message.SerializeToString(deterministic=True)
     assert records.parsed(example)["y"] == [7]
-
-
-def test_what_is_no_example_is_said_to_be_none():
     with pytest.raises(ValueError, match=r"is no tf\.train\.Example"):
         records.parsed(b"\xff\xff\xff")
 

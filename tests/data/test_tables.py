@@ -63,7 +63,7 @@ def test_columns_are_chosen_and_files_are_one_table(tmp_path: Path) -> None:
     assert csv(f"{tmp_path}/logs", label="b", quantity=True)[0].raw[1].dtype == np.float32
 
 
-def test_rows_without_numbers_are_named_by_their_lines(tmp_path: Path) -> None:
+def test_rows_without_numbers_are_named_by_the_lines_that_they_begin_in(tmp_path: Path) -> None:
     text = "a,b,y\n1,2,0.5\n,3,1\n\n4,,1\n5,6,\n7,8,9\n9,inf,9\n10,11,9\n\n12,13,NA\n14,15,nan\n\n"
     path = str(write(tmp_path / "t.csv", text.encode()))
     found = {each.name: each.why for part in csv(path) for each in broken(part, 3)}
@@ -83,6 +83,13 @@ def test_rows_without_numbers_are_named_by_their_lines(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "t.parquet")
     found = {each.name: each.why for part in csv(str(tmp_path / "t.parquet")) for each in broken(part)}
     assert found == {f"{tmp_path}/t.parquet row 1": "has no number in a"}
+    text = 'a,note,y\n1,"one\ntwo",low\n,"three\n\nfour",low\n3,five,high\n4,six,\n'
+    path = str(write(tmp_path / "t.csv", text.encode()))
+    with pytest.raises(DataError, match=r"received none in .*t\.csv line 8"):
+        csv(path, features=["a"])
+    path = str(write(tmp_path / "t.csv", text.replace("six,", "six,low").encode()))
+    parts = csv(path, features=["a"])
+    assert [each.name for part in parts for each in broken(part)] == [f"{path} line 4"]
 
 
 NUMBERS = [(n / 8 - 1, 1.5 * n, "low" if n % 3 else "high") for n in range(20)]
@@ -143,22 +150,6 @@ def test_a_table_is_read_however_it_is_written(tmp_path, text, arguments, classe
     assert [note.partition(" of ")[0] for note in train.notes] == told
 
 
-def test_thousands_are_grouped_by_what_the_other_numbers_say(tmp_path: Path) -> None:
-    for text in ('a,b,y\n0.5,"1,250",0\n1.5,"2,500",1\n', 'a,b,y\n"0,5",1.250,0\n"1,5",2.500,1\n'):
-        parts = csv(str(write(tmp_path / "t.csv", text.encode())), standardize=False)
-        np.testing.assert_array_equal(table_of(*parts), [[0.5, 1250, 0], [1.5, 2500, 1]])
-
-
-def test_rows_are_named_by_the_line_that_they_begin_in(tmp_path: Path) -> None:
-    text = 'a,note,y\n1,"one\ntwo",low\n,"three\n\nfour",low\n3,five,high\n4,six,\n'
-    path = str(write(tmp_path / "t.csv", text.encode()))
-    with pytest.raises(DataError, match=r"received none in .*t\.csv line 8"):
-        csv(path, features=["a"])
-    path = str(write(tmp_path / "t.csv", text.replace("six,", "six,low").encode()))
-    parts = csv(path, features=["a"])
-    assert [each.name for part in parts for each in broken(part)] == [f"{path} line 4"]
-
-
 def test_tables_named_as_parts_are_the_parts(tmp_path: Path) -> None:
     write(tmp_path / "train.csv", b"a,y\n1,cat\n2,dog\n")
     write(tmp_path / "test.csv", b"a,y\n3,cat\n4,emu\n")
@@ -169,7 +160,10 @@ def test_tables_named_as_parts_are_the_parts(tmp_path: Path) -> None:
     assert csv(str(tmp_path))[0].flaws == ()
 
 
-def test_ids_that_float32_rounds_and_leading_zeros_of_a_feature_are_told(tmp_path: Path) -> None:
+def test_thousands_are_grouped_as_the_other_numbers_say_and_rounded_ids_and_leading_zeros_told(tmp_path: Path) -> None:
+    for text in ('a,b,y\n0.5,"1,250",0\n1.5,"2,500",1\n', 'a,b,y\n"0,5",1.250,0\n"1,5",2.500,1\n'):
+        parts = csv(str(write(tmp_path / "t.csv", text.encode())), standardize=False)
+        np.testing.assert_array_equal(table_of(*parts), [[0.5, 1250, 0], [1.5, 2500, 1]])
     path = str(write(tmp_path / "t.csv", b"user,y\n16777217,0\n16777216,1\n3,0\n3000000001,1\n"))
     assert "user" in " ".join(csv(path, standardize=False)[0].notes)
     assert csv(path)[0].notes == ()

@@ -75,7 +75,7 @@ def read(part: Examples) -> list[tuple[Array, Any]]:
     return parsed
 
 
-def test_a_prepared_data_set_is_read_by_its_name(catalogue: Path) -> None:
+def test_a_prepared_data_set_is_read_by_its_name_and_what_is_to_be_downloaded_prepared_first(catalogue, tmp_path):
     for name in ("grey_squares", "grey_squares:1.2.0", "grey_squares:1.*.*"):
         train, validation = tfds(name, data_dir=str(catalogue))
         assert (train.count, validation.count, train.class_names) == (20, 6, ("even", "odd"))
@@ -87,6 +87,8 @@ def test_a_prepared_data_set_is_read_by_its_name(catalogue: Path) -> None:
         assert round(float(x[0, 0, 0]) * 255) % 2 == y
     assert not broken(train)
     assert train.digest == tfds("grey_squares", data_dir=str(catalogue))[0].digest != validation.digest
+    for download in (True, False):
+        assert tfds("grey_squares", data_dir=str(tmp_path), download=download)[0].count == 20
 
 
 def test_a_folder_of_a_version_is_read_and_splits_may_be_parts(catalogue: Path) -> None:
@@ -108,11 +110,6 @@ def test_images_of_several_sizes_are_brought_to_one(catalogue: Path) -> None:
     assert {x.shape for x, _ in read(train)} == {(2, 5, 3)}
 
 
-def test_what_is_to_be_downloaded_is_prepared_first(catalogue: Path, tmp_path: Path) -> None:
-    for download in (True, False):
-        assert tfds("grey_squares", data_dir=str(tmp_path), download=download)[0].count == 20
-
-
 def test_broken_records_of_a_prepared_data_set_are_named(catalogue: Path, tmp_path: Path) -> None:
     shutil.copytree(catalogue / "grey_squares/1.2.0", tmp_path / "1.2.0")
     train, validation = tfds("mine", path=str(tmp_path / "1.2.0"), train_split="train[:15]")
@@ -124,7 +121,7 @@ def test_broken_records_of_a_prepared_data_set_are_named(catalogue: Path, tmp_pa
     cut = whole[: starts[5] + 20]
     for data, first, lost, why in (
         (bytes(flipped), 3, 1, "has a wrong checksum"), (cut, 5, 10, "is cut off"),
-        (whole[: starts[5]], 5, 10, "is not there: 15 were expected"),
+        (whole[: starts[5]], 5, 10, "is not there: 20 were expected"),
     ):  # fmt: skip
         file.write_bytes(data)
         flaws = broken(train)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from pipeline.data.errors import DataError
 from pipeline.data.manifest import Feature
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError
-from pipeline.prepare import cluster, filling, sources, values, work
+from pipeline.prepare import cluster, filling, sources, work
 from pipeline.prepare.folder import Folder, FolderState
 from pipeline.worker.data import conversion, loading
 
@@ -111,21 +111,15 @@ def test_arrays_become_shards_of_each_example_once_and_a_manifest_that_says_what
     assert [each.examples for each in made.splits["train"]] == [50] * 4
     for said in ("200 examples, 4 shards", "0 50, 1 50, 2 50, 3 50", "python -m pipeline data=tfrecord data.path=d"):
         assert said in ran.out
-    assert {path.name for path in (tmp_path / "d").iterdir()} == {
-        ".prepare",
-        "manifest.json",
-        *checksums(tmp_path / "d"),
-    }
-    assert [path.name for path in (tmp_path / "d/.prepare").iterdir()] == ["lock"]
-    (x, y), (held, _) = own_sources.arrays()
-    found = [(tuple(each["x"]), each["y"][0]) for each in stored(tmp_path / "d")]
-    there = [(tuple(row), int(label)) for row, label in zip(x.reshape(200, 16).tolist(), y, strict=True)]
-    assert sorted(found) == sorted(there)
-    assert found != there
-    validated = sorted(tuple(each["x"]) for each in stored(tmp_path / "d", "validation"))
-    assert validated == sorted(map(tuple, held.reshape(40, 16).tolist()))
-    # A shard that a finished folder lacks is made again.
     before = checksums(tmp_path / "d")
+    assert {path.name for path in tmp_path.glob("d/*")} == {".prepare", "manifest.json", *before}
+    assert [path.name for path in (tmp_path / "d/.prepare").iterdir()] == ["lock"]
+    for split, (x, y) in zip(("train", "validation"), own_sources.arrays(), strict=True):
+        shuffled = [(*each["x"], each["y"][0]) for each in stored(tmp_path / "d", split)]
+        in_order = [(*row, int(label)) for row, label in zip(x.reshape(-1, 16).tolist(), y, strict=True)]
+        assert sorted(shuffled) == sorted(in_order)
+        assert shuffled != in_order
+    # A shard that a finished folder lacks is made again.
     (tmp_path / "d/train-00002-of-00004.tfrecord").unlink()
     assert prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=4").reused == 4
     assert checksums(tmp_path / "d") == before
@@ -145,7 +139,7 @@ def test_one_and_two_processes_make_the_same_bytes_and_another_seed_others(pipel
 def test_workers_import_no_tensorflow_for_arrays_tables_and_images(tmp_path, photos):
     (tmp_path / "table.csv").write_text("a,b\n" + "".join(f"{row},{row % 2}\n" for row in range(20)))
     builds = [
-        {"_target_": "pipeline.data.digits"},
+        *({"_target_": f"pipeline.data.{name}"} for name in ("digits", "mnist5k")),
         {"_target_": "pipeline.data.csv", "path": "table.csv"},
         {"_target_": "pipeline.data.images", "path": str(photos)},
     ]
@@ -156,7 +150,7 @@ def test_workers_import_no_tensorflow_for_arrays_tables_and_images(tmp_path, pho
         "    found = work.describe(job)\n"
         "    made = work.shard(job, 'train', 0, 1, found.digest)\n"
         "    assert made.shard.examples == found.parts['train'].examples, made\n"
-        "assert not {'tensorflow', 'keras', 'hydra', 'dask'} & set(sys.modules), 'slow'"
+        "assert not {'tensorflow', 'keras', 'hydra', 'dask', 'sklearn', 'mlxtend'} & set(sys.modules), 'slow'"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), check=True)
 
@@ -228,8 +222,9 @@ def photos(tmp_path) -> Path:
     return tmp_path / "photos"
 
 
-def test_images_are_stored_as_the_bytes_of_their_files(tmp_path, photos):
-    made = prepared(tmp_path / "d", f"{OWN_SOURCE}photos", f"+data.build.path={photos}", "shards=2").manifest
+def test_images_are_stored_as_the_bytes_of_their_files_and_a_source_that_has_changed_is_refused(tmp_path, photos):
+    arguments = (f"{OWN_SOURCE}photos", f"+data.build.path={photos}", "shards=2")
+    made = prepared(tmp_path / "d", *arguments).manifest
     assert made.features == (Feature("x", (6, 5, None), "float32", "image"), Feature("y", (), "int32", "ints"))
     assert made.class_names == ("cat", "dog")
     assert any("2 classes: cat 10, dog 10" in line for line in summary_lines(filling.Prepared(made, 0, 1.0, 1.0), "d"))
@@ -237,6 +232,10 @@ def test_images_are_stored_as_the_bytes_of_their_files(tmp_path, photos):
     found = {bytes(each["x"][0]): each["y"][0] for each in stored(tmp_path / "d")}
     assert found == wanted
     assert all(x.shape == (6, 5, 3) and 0 <= x.min() <= x.max() <= 1 for x, _ in read_back(tmp_path / "d"))
+    (tmp_path / "d/train-00000-of-00002.tfrecord").unlink()
+    next(photos.glob("cat/*.png")).unlink()
+    with pytest.raises(DataError, match=r"received one that has changed since\. Try out=ANOTHER"):
+        prepared(tmp_path / "d", *arguments)
 
 
 def test_folders_of_images_and_tables_train_once_they_are_prepared(tmp_path, photos):
@@ -244,15 +243,14 @@ def test_folders_of_images_and_tables_train_once_they_are_prepared(tmp_path, pho
     assert (made.examples("train"), made.examples("validation")) == (16, 4)
     assert [each.shape for each in made.features] == [(6, 5, 3), ()]
     assert read_back(tmp_path / "d", "validation")[0][0].shape == (6, 5, 3)
-    (tmp_path / "t.csv").write_text(
-        "a,b,kind\n" + "".join(f"{n},{n / 3},{'no yes'.split()[n % 2]}\n" for n in range(20))
-    )
-    made = prepared(tmp_path / "e", "data=csv", f"data.path={tmp_path / 't.csv'}").manifest
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,kind\n" + "".join(f"{n},{n / 3},{'no yes'.split()[n % 2]}\n" for n in range(20)))
+    made = prepared(tmp_path / "e", "data=csv", f"data.path={path}").manifest
     assert (made.class_names, made.examples("train")) == (("no", "yes"), 16)
     assert all(x.shape == (2,) and x.dtype == np.float32 for x, _ in read_back(tmp_path / "e"))
-    (tmp_path / "t.csv").write_text("a,kind\n" + "".join(f"{'' if n == 7 else n},{n % 2}\n" for n in range(20)))
+    path.write_text("a,kind\n" + "".join(f"{'' if n == 7 else n},{n % 2}\n" for n in range(20)))
     with pytest.raises(DataError, match=r"t\.csv line 9 has no number in a"):
-        prepared(tmp_path / "f", "data=csv", f"data.path={tmp_path / 't.csv'}")
+        prepared(tmp_path / "f", "data=csv", f"data.path={path}")
 
 
 @pytest.mark.slow
@@ -271,9 +269,7 @@ def test_shards_are_as_large_as_asked_and_as_many_as_workers_divide_and_train(pi
     assert len(made.splits["train"]) == 8
     assert all(each.bytes < 0.1 * 2**20 for each in made.splits["train"])
     assert "8 shards instead of 5, so that 4 workers have equally many." in lines
-    pipeline(
-        "data=tfrecord", f"data.path={tmp_path / 'd'}", "model=mlp", "strategy=one_device", "train.steps=5", *QUICK
-    ).ok()
+    pipeline("data=tfrecord", "data.path=d", "model=mlp", "strategy=one_device", "train.steps=5", *QUICK).ok()
 
 
 # ---- going on, and what keeps others out
@@ -304,7 +300,7 @@ def test_a_killed_command_leaves_no_process_and_the_same_one_goes_on(pipeline, t
     slow_command(tmp_path, 5).kill()
     assert not left_behind(tmp_path)
     assert not (tmp_path / "d/manifest.json").exists()
-    there = {path: path.stat().st_mtime_ns for path in (tmp_path / "d").glob("*.tfrecord")}
+    there = {path: path.stat().st_mtime_ns for path in tmp_path.glob("d/*.tfrecord")}
     assert 5 <= len(there) < 60
     # What else a kill may leave: a shard that was being written, and one that was cut off.
     (tmp_path / "d/.train-00059-of-00060.tfrecord.0.partial").write_bytes(b"part")
@@ -327,9 +323,8 @@ def test_a_killed_gathering_goes_on_with_the_pieces_that_are_there(tmp_path):
     config = config_of(PrepareConfig, [f"out={folder}", f"{OWN_SOURCE}two_streams"])
     for path in folder.glob("[mt]*"):
         path.unlink()
-    held = Folder(folder)
-    held.begin(FolderState(filling._settings(config, (str(SUPPORT),))))
-    held.close()
+    with closing(Folder(folder)) as held:
+        held.begin(FolderState(filling._settings(config, (str(SUPPORT),))))
     prepared(folder, f"{OWN_SOURCE}two_streams")
     assert checksums(folder) == first
 
@@ -364,39 +359,23 @@ def test_workers_that_always_die_are_given_up(pipeline):
     assert "Expected Dask workers that live, received 4 that died one after the other" in ran.err
 
 
-def test_a_finished_folder_is_left_as_it_is(asked, tmp_path):
-    first = prepared(tmp_path / "d", "data=digits")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "d").glob("*.tfrecord")}
-    ran = asked("prepare", "data=digits", "out=d", "processes=1")
-    assert (first.reused, ran.code, ran.err) == (0, 0, "")
-    assert "nothing to do: all 2 shards were there" in ran.out
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "d").glob("*.tfrecord")} == before
-
-
-def test_a_folder_takes_the_command_that_began_it_alone_one_at_a_time(tmp_path):
+def test_a_finished_folder_is_left_as_it_is_and_takes_the_command_that_began_it_alone_one_at_a_time(asked, tmp_path):
     # One whose source was refused has not begun it.
     with pytest.raises(DataError):
         prepared(tmp_path / "d", f"{OWN_SOURCE}nothing")
-    prepared(tmp_path / "d", "data=digits")
+    assert prepared(tmp_path / "d", "data=digits").reused == 0
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("d/*.tfrecord")}
+    ran = asked("prepare", "data=digits", "out=d", "processes=1")
+    assert (ran.code, ran.err) == (0, "")
+    assert "nothing to do: all 2 shards were there" in ran.out
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("d/*.tfrecord")} == before
     with pytest.raises(UserError, match=r"d was begun with, seed=0, received seed=1\. Try out=ANOTHER, or seed=0"):
         prepared(tmp_path / "d", "data=digits", "seed=1")
     with pytest.raises(UserError, match=r"_target_=pipeline\.data\.digits, received data\.build\._target_=sources"):
         prepared(tmp_path / "d", f"{OWN_SOURCE}arrays")
-    held = Folder(tmp_path / "d")
-    try:
-        with pytest.raises(UserError, match=r"received one that another is filling\. Try again"):
-            prepared(tmp_path / "d", "data=digits")
-    finally:
-        held.close()
-
-
-def test_a_source_that_has_changed_since_is_refused(tmp_path, photos):
-    arguments = (f"{OWN_SOURCE}photos", f"+data.build.path={photos}", "shards=3")
-    prepared(tmp_path / "d", *arguments)
-    (tmp_path / "d/train-00000-of-00003.tfrecord").unlink()
-    next(photos.glob("cat/*.png")).unlink()
-    with pytest.raises(DataError, match=r"received one that has changed since\. Try out=ANOTHER"):
-        prepared(tmp_path / "d", *arguments)
+    filled = pytest.raises(UserError, match=r"received one that another is filling\. Try again")
+    with closing(Folder(tmp_path / "d")), filled:
+        prepared(tmp_path / "d", "data=digits")
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
@@ -413,8 +392,8 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["with_values", "data.build.values=[1.0,nan]"], r"example 1 of train has NaN or infinity in x\. Try"),
-    (["with_values", "data.build.labels=[0,-1]"], r"example 1 of train has label -1, 0 or more was expected"),
-    (["with_values", "data.num_classes=1"], r"example 1 of train has label 1, 0 to 0 was expected"),
+    (["with_values", "data.build.labels=[0,-1]"], r"example 1 of train has label -1, 0 or more were expected"),
+    (["with_values", "data.num_classes=1"], r"example 1 of train has label 1, 0 to 0 were expected"),
     (["with_values", "data.num_classes=3"], r"each of 3 classes, received none of class 2"),
     (["stream", "data.build.broken=[7]"], r"example 7 of train has NaN or infinity in x/a"),
     (["unlike"], r"example 1 of train has x of float32 \[4\].*, x of float32 \[3\].* as in the first was expected"),
@@ -526,18 +505,12 @@ def test_help_names_the_sources_and_says_what_each_key_is(capsys):
         assert key == "data" or f"\n{key}: " in said
 
 
-def test_parts_in_a_dictionary_are_refused_with_their_names() -> None:
-    part = np.zeros((4, 2)), np.zeros(4)
-    with pytest.raises(DataError, match=r"received a dict of train, test\. Try return parts\['train'\]"):
-        loading.both({"train": part, "test": part})
-
-
 def test_lists_of_numbers_are_prepared_as_arrays_and_tuples_as_inputs() -> None:
     for example, features in (
         (([[1.0, 2.0], [3.0, 4.0]], 1), [("x", (2, 2), "float32"), ("y", (), "int64")]),
         (((np.float32(1), np.float32(2)), 1), [("x/0", (), "float32"), ("x/1", (), "float32"), ("y", (), "int64")]),
     ):
-        encoder = values.Encoder("train", None)
+        encoder = sources.Encoder("train", None)
         encoder.make(example, "first")
         assert [(one.name, one.shape, one.dtype) for one in encoder.features] == features
     rows = sources.of_arrays(([[1, 2]] * 50, [0, 1] * 25), "train", None)
@@ -546,8 +519,10 @@ def test_lists_of_numbers_are_prepared_as_arrays_and_tuples_as_inputs() -> None:
         sources.of_arrays(([[1, 2], [1]], [0, 1]), "train", None)
 
 
-def test_masked_numbers_are_refused_wherever_arrays_are_taken() -> None:
+def test_masked_numbers_are_refused_wherever_arrays_are_taken_and_parts_in_a_dictionary_with_their_names() -> None:
     masked, y = np.ma.masked_array(np.ones((4, 2)), [[True, False]] * 4), np.zeros(4)
+    with pytest.raises(DataError, match=r"received a dict of train, test\. Try return parts\['train'\]"):
+        loading.both({"train": (y, y), "test": (y, y)})
     with pytest.raises(DataError, match="4 are masked"):
         conversion.part((masked, y), "training")
     with pytest.raises(DataError, match="4 are masked"):

@@ -129,7 +129,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_with_the_step_and_arrays_with
     data = ("data.build._target_=own.nan_data", "+data.build.value=3e38,nan", "data.shuffle=false")
     ran = pipeline("-m", *OWN, *data, "strategy=mirrored", "workers=2", "train.replica_batch=8").failed()
     assert "Expected a finite loss, received nan at step 3" in ran.results[0]["error"]
-    why = "Expected examples that can be trained on, received 1 that cannot: example 40 has NaN or infinity."
+    why = "Expected examples that can be trained on, received 1 that cannot: example 40 has NaN or infinity in x."
     assert why in ran.results[1]["error"]
     assert not logged(ran.run_folders[1], "steps")
 
