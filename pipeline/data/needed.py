@@ -32,25 +32,28 @@ MOST = 10_000
 FIRST_FILES = 20
 
 
-def expect_data(arguments: Mapping[str, Any]) -> None:
-    """Refuses a `data.build` with which a reader of ours would find no data; any other function is passed over."""
+def expect_data(arguments: Mapping[str, Any]) -> int | None:
+    """Refuses a `data.build` with which a reader of ours would find no data; any other function is passed over.
+
+    Returns how many examples it trains on, where its files say so at once.
+    """
     package, _, reader = str(arguments["_target_"]).rpartition(".")
     if package != "pipeline.data" or reader not in WHAT:
-        return
+        return None
     augmentation(arguments.get("augment"))
     if "channels" in arguments and (arguments["channels"] is not None or reader == "images"):
         check_image(reader, arguments["channels"], arguments.get("image_size"))
-    if reader != "text" and "validation_fraction" in arguments:
-        arrays.check_split(arguments["validation_fraction"], arguments.get("split_seed", 0))
+    split = {name: arguments[name] for name in ("validation_fraction", "split_seed") if name in arguments}
+    if reader != "text" and "validation_fraction" in split:
+        arrays.check_split(**{"split_seed": 0, **split})
     path = arguments.get("path")
     if path is None and reader in WITHOUT:
-        return
+        return None
     location = expect_path(reader, path)
     if "://" in location:
-        return
+        return None
     if reader == "tfrecord":
-        manifest.load(location)
-        return
+        return manifest.load(location).examples(manifest.TRAIN)
     _expect_files(reader, location)
     if reader == "images":
         folders.arranged(location, arguments.get("classes"), arguments.get("validation_path"))
@@ -59,18 +62,7 @@ def expect_data(arguments: Mapping[str, Any]) -> None:
         for file in table_files(location)[:FIRST_FILES]:
             if not file.lower().endswith(".parquet"):
                 dialect.find(file, *written)
-
-
-def training_examples(arguments: Mapping[str, Any]) -> int | None:
-    """Returns how many examples a reader of ours trains on, where its files say so at once. Raises `DataError`."""
-    path, target = arguments.get("path"), arguments["_target_"]
-    if isinstance(path, str) and "://" not in path:
-        if target == "pipeline.data.tfrecord":
-            return manifest.load(path).examples(manifest.TRAIN)
-        if target == "pipeline.data.numpy":
-            split = {name: arguments[name] for name in ("validation_fraction", "split_seed") if name in arguments}
-            return arrays.training_examples(path, **split)
-    return None
+    return arrays.training_examples(location, **split) if reader == "numpy" else None
 
 
 def may_be_few(arguments: Mapping[str, Any], least: int) -> bool:

@@ -199,11 +199,10 @@ def _expect_needed(config: Config, session: Session) -> None:
         if "path" in data and repr(data) not in session.examples:
             # Only for such data: it brings along NumPy, which a plan of others does without.
             from pipeline.data.errors import DataError
-            from pipeline.data.needed import expect_data, training_examples
+            from pipeline.data.needed import expect_data
 
             try:
-                expect_data(data)
-                session.examples[repr(data)] = training_examples(data)
+                session.examples[repr(data)] = expect_data(data)
             except DataError as error:
                 raise UserError(str(error)) from error
         if folder is not None and "://" not in folder:

@@ -153,7 +153,6 @@ def test_broken_arrays_and_too_few_examples_are_refused_before_anything_starts(a
     flipped = bytearray(whole)
     flipped[600] ^= 1
     write(tmp_path / "flipped.npz", bytes(flipped))
-    write(tmp_path / "cut.npz", whole[:-300])
     shards.write(tmp_path / "prepared", [40, 43])
     for number in range(8):
         write(tmp_path / "pets" / "ab"[number % 2] / f"{number}.png", encoded(picture(number)))
@@ -163,7 +162,6 @@ def test_broken_arrays_and_too_few_examples_are_refused_before_anything_starts(a
     few = "train.replica_batch=90"
     for arguments, words in (
         (["data=numpy", "data.path=flipped.npz"], "Expected flipped.npz to hold arrays that NumPy saved, received"),
-        (["data=numpy", "data.path=cut.npz"], "Expected cut.npz to hold arrays that NumPy saved, received"),
         (["data=numpy", "data.path=whole.npz", few], batch.format(180, 80, "train.replica_batch=40")),
         (["data=tfrecord", "data.path=prepared", "train.global_batch=90"],
          batch.format(90, 83, "train.global_batch=82")),

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import shards
-import tensorflow as tf
 from batch_layouts import stream
 from conftest import QUICK, Ran, left_behind, sampled
+from own_files import encoded, write
 from run_events import logged
 from under_way import UnderWay
 
@@ -75,17 +75,11 @@ def test_every_record_is_read_once_an_epoch_however_it_is_read_under_every_strat
     expect_once_an_epoch(ran, *[()] * len(strategies) * (1 + how.count(",")))
 
 
-def test_too_few_files_and_a_folder_without_a_manifest_are_refused_before_anything_is_started(asked, tmp_path):
+def test_too_few_files_are_refused_before_anything_is_started(asked, tmp_path):
     shards.write(tmp_path / "data", [40, 43])
-    several = prepared(tmp_path, "strategy=multi_worker", "workers=3", "data.shard=file")
-    for arguments, words in (
-        (several, "Expected data.shard=file with a file for each of 3 processes, received 2. Try data.shard=element"),
-        ((*QUICK, "data=tfrecord", "data.path=nothing"),
-         "nothing/manifest.json, received no such file (No such file or directory)"),
-        ((*QUICK, "data=tfrecord", "data.path=null"), "Expected data.path to be a folder"),
-    ):  # fmt: skip
-        ran = asked(*arguments).failed(2)
-        assert words in ran.err
+    ran = asked(*prepared(tmp_path, "strategy=multi_worker", "workers=3", "data.shard=file")).failed(2)
+    words = "Expected data.shard=file with a file for each of 3 processes, received 2. Try data.shard=element"
+    assert words in ran.err
 
 
 BROKEN = {
@@ -200,12 +194,9 @@ def test_a_data_server_that_is_killed_is_named_and_costs_no_example(tmp_path):
 
 
 def test_images_of_the_manifest_are_decoded_varied_and_brought_to_a_size(tmp_path):
-    pngs = [tf.io.encode_png(tf.fill([6, 4, 3], tf.constant(shade, tf.uint8))).numpy() for shade in (0, 51, 255)]
-    made = b"".join(
-        shards.records.framed(shards.records.example({"x": png, "y": np.array(label)}))
-        for label, png in enumerate(pngs)
-    )
-    (tmp_path / "a.tfrecord").write_bytes(made)
+    pngs = [encoded(np.full((6, 4, 3), shade, np.uint8)) for shade in (0, 51, 255)]
+    examples = (shards.records.example({"x": png, "y": np.array(label)}) for label, png in enumerate(pngs))
+    made = write(tmp_path / "a.tfrecord", b"".join(map(shards.records.framed, examples))).read_bytes()
     features = (Feature("x", (6, 4, 3), "float32", "image"), Feature("y", (), "int32", "ints"))
     shard = Shard("a.tfrecord", 3, len(made), "", {"0": 1, "1": 1, "2": 1})
     (tmp_path / "manifest.json").write_text(Manifest(features, {"train": (shard,)}, 3).to_json())

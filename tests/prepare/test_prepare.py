@@ -7,9 +7,10 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import psutil
 import pytest
 import sources as own_sources
 from conftest import QUICK, SUPPORT, environment, left_behind
+from own_files import encoded, picture, write
 from under_way import UnderWay
 
 from pipeline.commands import prepare as command
@@ -40,35 +42,19 @@ def forget() -> None:
         cached.cache_clear()
 
 
-class Here:
-    """Workers that are this process; each that it stands for begins with nothing kept."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def on_each(self, function: Any, *arguments: Any) -> list[Any]:
-        return [(forget(), function(*arguments))[1] for _ in range(self.count)]
-
-    def results(self, function: Any, tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-        yield from (function(*task) for task in tasks)
-
-
-class Lines(list[str]):
-    """A view that keeps its lines, and nothing else."""
-
-    say = list.append
-
-    def begin(self, *_: object) -> None: ...
-
-    done = begin
-
-
-def prepared(folder: Path, *overrides: str, processes: int = 1, lines: Lines | None = None) -> filling.Prepared:
-    """What comes of a command, made in this process, which need not start others."""
+def prepared(
+    folder: Path, *overrides: str, processes: int = 1, say: Callable[[str], Any] = lambda line: None
+) -> filling.Prepared:
+    """What comes of a command, made in this process, which stands for workers that begin with nothing kept."""
     search = (str(SUPPORT), *sys.path)
     config = config_of(PrepareConfig, [f"out={folder}", *overrides])
     command.check(config, search)
-    return filling.prepare(config, search, lambda: nullcontext(Here(processes)), Lines() if lines is None else lines)
+    shows: Any = SimpleNamespace(say=say, begin=lambda *_: None, done=lambda _: None)
+    workers: Any = SimpleNamespace(
+        on_each=lambda function, *arguments: [(forget(), function(*arguments))[1] for _ in range(processes)],
+        results=lambda function, tasks: (function(*task) for task in tasks),
+    )
+    return filling.prepare(config, search, lambda: nullcontext(workers), shows)
 
 
 def checksums(folder: Path) -> dict[str, str]:
@@ -137,7 +123,7 @@ def test_one_and_two_processes_make_the_same_bytes_and_another_seed_others(pipel
 
 
 def test_workers_import_no_tensorflow_for_arrays_tables_and_images(tmp_path, photos):
-    (tmp_path / "table.csv").write_text("a,b\n" + "".join(f"{row},{row % 2}\n" for row in range(20)))
+    write(tmp_path / "table.csv", b"a,b\n" + b"".join(b"%d,%d\n" % (row, row % 2) for row in range(20)))
     builds = [
         *({"_target_": f"pipeline.data.{name}"} for name in ("digits", "mnist5k")),
         {"_target_": "pipeline.data.csv", "path": "table.csv"},
@@ -211,14 +197,9 @@ def test_prepared_data_are_sharded_anew_by_copying_their_records_without_those_t
 @pytest.fixture
 def photos(tmp_path) -> Path:
     """Images of two classes, PNG and JPEG."""
-    from PIL import Image
-
-    random = np.random.default_rng(0)
-    for name in ("cat", "dog"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for number in range(10):
-            image = Image.fromarray(random.integers(0, 255, (6, 5, 3)).astype("uint8"))
-            image.save(tmp_path / "photos" / name / f"{number}.{'png' if number % 2 else 'jpg'}")
+    for number in range(20):
+        kind, name = ("png", "jpeg")[number % 2], ("cat", "dog")[number // 10]
+        write(tmp_path / f"photos/{name}/{number % 10}.{kind}", encoded(picture(number), kind.upper()))
     return tmp_path / "photos"
 
 
@@ -264,8 +245,8 @@ def test_files_of_another_kind_of_record_are_read_one_by_one_and_what_is_broken_
 
 
 def test_shards_are_as_large_as_asked_and_as_many_as_workers_divide_and_train(pipeline, tmp_path):
-    lines = Lines()
-    made = prepared(tmp_path / "d", "data=digits", "shard_mib=0.1", "workers=4", lines=lines).manifest
+    lines: list[str] = []
+    made = prepared(tmp_path / "d", "data=digits", "shard_mib=0.1", "workers=4", say=lines.append).manifest
     assert len(made.splits["train"]) == 8
     assert all(each.bytes < 0.1 * 2**20 for each in made.splits["train"])
     assert "8 shards instead of 5, so that 4 workers have equally many." in lines
@@ -379,7 +360,7 @@ def test_a_finished_folder_is_left_as_it_is_and_takes_the_command_that_began_it_
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
+    write(tmp_path / "notes.txt", b"mine")
     with pytest.raises(UserError, match=r"empty, or that this command began, received .* with other files"):
         prepared(tmp_path, "data=digits")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -418,11 +399,11 @@ def test_a_source_that_cannot_be_trained_on_is_refused_and_named(arguments, word
 
 
 def test_a_broken_image_is_named_and_can_be_left_out_and_a_class_without_images_is_named(tmp_path, photos):
-    bad, cut = photos / "cat/3.png", photos / "dog/4.jpg"
+    bad, cut = photos / "cat/4.png", photos / "dog/3.jpeg"
     bad.write_bytes(b"no image")
     cut.write_bytes(cut.read_bytes()[:-200])
     arguments = (f"{OWN_SOURCE}photos", f"+data.build.path={photos}", "shards=1")
-    with pytest.raises(DataError, match=r"received some that cannot: .*3\.png is no PNG, JPEG, GIF or BMP") as said:
+    with pytest.raises(DataError, match=r"received some that cannot: .*4\.png is no PNG, JPEG, GIF or BMP") as said:
         prepared(tmp_path / "d", *arguments)
     assert str(cut) in str(said.value)
     made = prepared(tmp_path / "d", *arguments, "data.on_error=skip").manifest
@@ -458,9 +439,8 @@ def test_a_choice_of_ones_own_folder_is_prepared_by_the_workers_of_a_scheduler_t
         "    cluster = LocalCluster(n_workers=2, threads_per_worker=1, host='127.0.0.1', dashboard_address=None)\n"
         "    print(cluster.scheduler_address, flush=True); input()\n"
     )
-    (tmp_path / "serve.py").write_text(code)
-    (tmp_path / "conf/data").mkdir(parents=True)
-    (tmp_path / "conf/data/mine.yaml").write_text("name: mine\nbuild: {_target_: sources.arrays, examples: 20}\n")
+    write(tmp_path / "serve.py", code.encode())
+    write(tmp_path / "conf/data/mine.yaml", b"name: mine\nbuild: {_target_: sources.arrays, examples: 20}\n")
     environ = environment()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "serve.py"], cwd=tmp_path, env=environ, text=True, **pipes) as served:
@@ -487,11 +467,9 @@ def test_a_bar_is_drawn_on_a_terminal_and_taken_away(tmp_path):
     process = subprocess.Popen(arguments, cwd=tmp_path, env=environ, stdout=theirs, stderr=theirs)
     os.close(theirs)
     told = b""
-    try:
+    with suppress(OSError):  # how Linux says that the other end is closed
         while data := os.read(ours, 4096):
             told += data
-    except OSError:  # how Linux says that the other end is closed
-        pass
     assert process.wait(timeout=60) == 0
     assert re.search(r"shards .*/20.* examples/s", told.decode())
     assert told.decode().rpartition("\x1b[?25h")[2].count("next") == 1
