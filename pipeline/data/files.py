@@ -63,11 +63,10 @@ def write(path: str, fill: Callable[[IO[bytes]], object]) -> None:
         with contextlib.suppress(OSError):
             os.remove(unfinished)
         raise
-    sync_folder(os.path.dirname(path) or ".")
+    _sync_folder(os.path.dirname(path) or ".")
 
 
-def sync_folder(path: str | os.PathLike[str]) -> None:
-    """Has a disk hold the names of what is in a folder."""
+def _sync_folder(path: str) -> None:
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data import manifest
-from pipeline.data.files import sync_folder
 from pipeline.data.manifest import Feature, Manifest, Shard
 from pipeline.errors import UserError
 from pipeline.record.log import read_json, write_json, write_whole
@@ -126,7 +125,7 @@ class Folder:
     def finish(self, complete: Manifest) -> None:
         """Writes the manifest, which says that all is there, and removes what only the filling needed."""
         write_whole(self.path / manifest.FILE, complete.to_json())
-        sync_folder(self.path)
+        _sync_folder(self.path)
         for name in ("shards", "pieces", "dask"):
             shutil.rmtree(self.hidden / name, ignore_errors=True)
         for name in ("state.json", "workers.log"):
@@ -178,7 +177,7 @@ def partial(path: Path, facts: Path | None = None) -> Iterator[Writing]:
             facts.parent.mkdir(parents=True, exist_ok=True)
             write_json(facts, writing.facts(path.name))
         hidden.replace(path)
-        sync_folder(path.parent)
+        _sync_folder(path.parent)
     finally:
         hidden.unlink(missing_ok=True)
 
@@ -198,6 +197,14 @@ def file_bytes(path: str | Path) -> int | None:
     with suppress(OSError):
         return os.stat(path).st_size
     return None
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def file_name(split: str, number: int, shards: int) -> str:
