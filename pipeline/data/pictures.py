@@ -87,12 +87,12 @@ def images(
                 break
         else:
             raise DataError(f"images in {path}", f"{len(files)} files of which none can be read", "another data.path")
-    to_image = decoder(channels, size, resize=image_size is not None)
+    resize = image_size is not None
 
     def decode(row: Mapping[str, Any]) -> tuple[Any, Any]:
         import tensorflow as tf
 
-        return to_image(tf.io.read_file(row["path"])), row["label"]
+        return decoded(tf.io.read_file(row["path"]), channels, size, resize), row["label"]
 
     validation = Examples(
         raw=dict(zip(("path", "label"), held_out, strict=True)),
@@ -177,27 +177,23 @@ def _look(size: Size | None, examples: Examples, number: int, shares: int, thoro
     return [Broken(None, row, 1, str(files[row]), why) for row, why in faults if why]
 
 
-def decoder(channels: int, size: Size | None, resize: bool = False) -> Make:
-    """A function from an encoded image, a scalar string tensor, to float32 [height, width, channels] in [0, 1].
+def decoded(data: Any, channels: int, size: Size | None, resize: bool = False) -> Any:
+    """An encoded image, a scalar string tensor, as float32 [height, width, channels] in [0, 1].
 
     PNG, JPEG, GIF and BMP are told apart by their bytes; of several images in a file it is the first. Without `resize`,
     an image of another `size` is an error; with it, it gets that size. Without a size, each image keeps its own.
     Transparency is left out, 16 bits become 8, and one channel is the luma of colours.
     """
+    import tensorflow as tf
 
-    def decode(data: Any) -> Any:
-        import tensorflow as tf
-
-        # With three channels alone it reads every format.
-        image = tf.io.decode_image(data, channels=3, expand_animations=False)
-        image = tf.cast(tf.ensure_shape(image, [None, None, 3]), tf.float32) / 255
-        if channels == 1:
-            red, green, blue = tf.split(image, 3, axis=-1)
-            # Written so that grey comes out as it went in.
-            image = green + _RED * (red - green) + _BLUE * (blue - green)
-        return sized(image, size, resize)
-
-    return decode
+    # With three channels alone it reads every format.
+    image = tf.io.decode_image(data, channels=3, expand_animations=False)
+    image = tf.cast(tf.ensure_shape(image, [None, None, 3]), tf.float32) / 255
+    if channels == 1:
+        red, green, blue = tf.split(image, 3, axis=-1)
+        # Written so that grey comes out as it went in.
+        image = green + _RED * (red - green) + _BLUE * (blue - green)
+    return sized(image, size, resize)
 
 
 def sized(image: Any, size: Size | None, resize: bool = False) -> Any:

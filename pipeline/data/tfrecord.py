@@ -57,15 +57,12 @@ def tfrecord(
 
 
 def _part(contents: Manifest, folder: str, split: str, resize: bool) -> Examples:
-    shards = [shard for shard in contents.splits.get(split, ()) if shard.examples]
-    paths = [f"{folder.rstrip('/')}/{shard.file}" for shard in shards]
-    shard_at = dict(zip(paths, shards, strict=True))
+    shards = {f"{folder.rstrip('/')}/{one.file}": one for one in contents.splits.get(split, ()) if one.examples}
 
     def look(examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
-        share = list(dict.fromkeys(segment.path for segment in examples.raw))[number::shares]
-        why = partial(_why, contents, resize)
-        shards = ((path, shard_at[path]) for path in share)
-        return [flaw for path, one in shards for flaw in broken(path, one.examples, one.bytes, thorough, why)]
+        share = [*dict.fromkeys(segment.path for segment in examples.raw)][number::shares]
+        sizes = ((path, shards[path].examples, shards[path].bytes) for path in share)
+        return [flaw for of_file in sizes for flaw in broken(*of_file, thorough, partial(_why, contents, resize))]
 
     flaws: tuple[str, ...] = ()
     if contents.num_classes is not None and split == manifest.TRAIN:
@@ -74,50 +71,47 @@ def _part(contents: Manifest, folder: str, split: str, resize: bool) -> Examples
         listed = first_of(names, between=", ", last=" and")
         flaws = (f"no training examples of class {listed} in {folder}/{manifest.FILE}",) if names else ()
     return Examples(
-        raw=tuple(Segment(path, shard.examples) for path, shard in shard_at.items()),
+        raw=tuple(Segment(path, shard.examples) for path, shard in shards.items()),
         spec=manifest.nested({feature.name: Leaf(feature.shape, feature.dtype) for feature in contents.features}),
-        parse=_parser(contents.features),
+        parse=partial(_parsed, contents.features),
         decode=_decoder(contents.features, resize),
         num_classes=contents.num_classes,
         class_names=contents.class_names,
         look=look,
         flaws=flaws,
-        digest=hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()[:16],
+        digest=hashlib.sha256("".join(shard.sha256 for shard in shards.values()).encode()).hexdigest()[:16],
     )
 
 
-def _parser(features: Sequence[Feature]) -> Make:
-    """Returns a function from a batch of records to a batch of examples, whose images are still encoded."""
+def _parsed(features: Sequence[Feature], batch: Any) -> Nested[Any]:
+    """A batch of examples, whose images are still encoded, of a batch of records."""
+    # Only here: who reads without TensorFlow parses otherwise.
+    import tensorflow as tf
 
-    def parse(batch: Any) -> Nested[Any]:
-        # Only here: who reads without TensorFlow parses otherwise.
-        import tensorflow as tf
-
-        kinds = {"floats": tf.float32, "ints": tf.int64, "bytes": tf.string, "image": tf.string}
-        shapes = {one.name: one.shape if one.stored in ("floats", "ints") else () for one in features}
-        layout = {one.name: tf.io.FixedLenFeature(shapes[one.name], kinds[one.stored]) for one in features}
-        tensors = tf.io.parse_example(batch, layout)
-        for one in features:
-            if one.stored == "bytes":
-                # A length of its own for the batch, since an empty one does not tell it.
-                decoded = tf.io.decode_raw(tensors[one.name], one.dtype)
-                tensors[one.name] = tf.reshape(decoded, [tf.shape(batch)[0], *one.shape])
-            elif one.stored != "image":
-                tensors[one.name] = tf.cast(tensors[one.name], one.dtype)
-        return manifest.nested({one.name: tensors[one.name] for one in features})
-
-    return parse
+    kinds = {"floats": tf.float32, "ints": tf.int64, "bytes": tf.string, "image": tf.string}
+    shapes = {one.name: one.shape if one.stored in ("floats", "ints") else () for one in features}
+    layout = {one.name: tf.io.FixedLenFeature(shapes[one.name], kinds[one.stored]) for one in features}
+    tensors = tf.io.parse_example(batch, layout)
+    for one in features:
+        if one.stored == "bytes":
+            # A length of its own for the batch, since an empty one does not tell it.
+            decoded = tf.io.decode_raw(tensors[one.name], one.dtype)
+            tensors[one.name] = tf.reshape(decoded, [tf.shape(batch)[0], *one.shape])
+        elif one.stored != "image":
+            tensors[one.name] = tf.cast(tensors[one.name], one.dtype)
+    return manifest.nested({one.name: tensors[one.name] for one in features})
 
 
 def _decoder(features: Sequence[Feature], resize: bool) -> Make | None:
     images = [feature for feature in features if feature.stored == "image"]
-    decoders = {image.name: pictures.decoder(image.shape[2] or 3, _size(image), resize) for image in images}
 
     def decode(example: Nested[Any]) -> Nested[Any]:
         leaves = manifest.flat(example)
-        return manifest.nested(leaves | {name: decoder(leaves[name]) for name, decoder in decoders.items()})
+        for one in images:
+            leaves[one.name] = pictures.decoded(leaves[one.name], one.shape[2] or 3, _size(one), resize)
+        return manifest.nested(leaves)
 
-    return decode if decoders else None
+    return decode if images else None
 
 
 def _size(feature: Feature) -> tuple[int, int]:

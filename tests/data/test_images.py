@@ -155,13 +155,13 @@ def test_what_pillow_reads_of_every_kind_is_what_is_trained_the_first_of_several
             data = encoded(blocks, kind, mode)
             theirs = Image.open(io.BytesIO(data)).convert("RGB")
         assert pictures.fault(data, (48, 40)) is None
-        x = pictures.decoder(channels, (48, 40))(tf.constant(data)).numpy()
+        x = pictures.decoded(tf.constant(data), channels, (48, 40)).numpy()
         wanted = np.asarray(theirs if channels == 3 else theirs.convert("L"), np.float32).reshape(48, 40, channels)
         np.testing.assert_allclose(x, wanted / 255, atol=3 / 255, err_msg=f"{kind} {mode}")
     for kind in ("GIF", "PNG") if channels == 3 else ():
         data = encoded(picture(1), kind, save_all=True, append_images=[Image.fromarray(picture(2))])
         assert pictures.fault(data) is None
-        np.testing.assert_array_equal(np.round(pictures.decoder(3, None)(tf.constant(data)) * 255), picture(1))
+        np.testing.assert_array_equal(np.round(pictures.decoded(tf.constant(data), 3, None) * 255), picture(1))
 
 
 def test_broken_images_and_one_that_goes_away_are_named_with_what_is_wrong(pets: Path) -> None:
@@ -208,13 +208,12 @@ def test_broken_images_and_one_that_goes_away_are_named_with_what_is_wrong(pets:
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
 def test_what_is_not_found_broken_can_be_trained_wherever_it_is_cut(kind: str) -> None:
     data = encoded(picture(3, 12, 10), kind)
-    decode = pictures.decoder(3, None)
     cuts = sorted({*range(1, len(data), max(1, len(data) // 40)), *range(len(data) - 15, len(data))})
     passed = [cut for cut in cuts if pictures.fault(data[:cut]) is None]
     # What ends the file after its last image is missed by nobody.
     assert len(passed) <= (kind == "GIF")
     for cut in passed:
-        decode(tf.constant(data[:cut]))
+        pictures.decoded(tf.constant(data[:cut]), 3, None)
 
 
 def test_training_images_vary_by_the_seed_and_the_others_do_not(pets: Path) -> None:
