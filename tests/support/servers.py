@@ -6,6 +6,7 @@
 
 import json
 import socket
+from functools import partial
 
 import keras
 import numpy as np
@@ -65,15 +66,14 @@ def main():
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         net.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
     stop = keras.callbacks.EarlyStopping(monitor="loss", min_delta=100.0, patience=1)
-    fit = pipeline.fit
-    said["digits"] = fit(net, images, digits, batch_size=32, epochs=2, validation_data=held_out, verbose=0).history
-    said["stopped"] = pipeline.fit(net, images[:320], digits[:320], epochs=5, callbacks=[stop], verbose=0).history
+    fit = partial(pipeline.fit, net, verbose=0)
+    said["digits"] = fit(images, digits, batch_size=32, epochs=2, validation_data=held_out).history
+    said["stopped"] = fit(images[:320], digits[:320], epochs=5, callbacks=[stop]).history
     said["net_updates"] = int(net.optimizer.iterations.numpy())
     batches = tf.data.Dataset.from_tensor_slices((images[:245], digits[:245])).batch(32)
-    class_weight = {digit: 1.0 + digit for digit in range(10)}
-    said["batches"] = fit(net, batches, epochs=2, class_weight=class_weight, verbose=0).history
+    said["batches"] = fit(batches, epochs=2, class_weight={digit: 1.0 + digit for digit in range(10)}).history
     try:
-        pipeline.fit(net, batches.filter(lambda x, y: True), verbose=0)
+        fit(batches.filter(lambda x, y: True))
     except ValueError as error:
         said["unknown"] = str(error)
     said["predicted"] = float(np.mean(np.argmax(net(held_out[0]), -1) == held_out[1]))

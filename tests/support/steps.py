@@ -247,7 +247,7 @@ class Classifier(keras.Model):
         return loss
 
     @tf.function
-    def update(self, x, y):
+    def in_functions(self, x, y):
         if tf.reduce_sum(y) > 12:
             x *= 2.0
         with tf.GradientTape() as tape:
@@ -255,9 +255,6 @@ class Classifier(keras.Model):
         variables = self.everything
         self.apply_both(tape.gradient(loss, variables), variables)
         return loss
-
-    def in_functions(self, x, y):
-        return self.update(x, y)
 
     def summed_loss(self, x, y):
         summed = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
@@ -289,13 +286,13 @@ class Classifier(keras.Model):
             loss = self.loss_of(x, y)
         gradients = tape.gradient(loss, variables)
         scale = 0.05 / (tf.linalg.global_norm(gradients) + 1e-12)
-        moved = [gradient * scale for gradient in gradients]
-        for variable, move in zip(variables, moved, strict=True):
+        moved = [(variable, gradient * scale) for variable, gradient in zip(variables, gradients, strict=True)]
+        for variable, move in moved:
             variable.assign_add(move)
         with tf.GradientTape() as tape:
             sharp = self.loss_of(x, y)
         second = tape.gradient(sharp, variables)
-        for variable, move in zip(variables, moved, strict=True):
+        for variable, move in moved:
             variable.assign_sub(move)
         self.optimizers["outer"].apply(second, variables)
         return loss
@@ -343,8 +340,8 @@ class Classifier(keras.Model):
         return loss
 
 
-def classifier(way):
-    model = Classifier(way)
+def classifier(way, kind=Classifier):
+    model = kind(way)
     model.compile()
     return model
 
@@ -352,8 +349,8 @@ def classifier(way):
 class Centred(Classifier):
     """Keeps a mean of its outputs beside its step, as DINO does."""
 
-    def __init__(self):
-        super().__init__("centred")
+    def __init__(self, way):
+        super().__init__(way)
         self.centre = self.add_weight(shape=(3,), initializer="zeros", trainable=False, name="centre")
 
     def centred(self, x, y):
@@ -363,9 +360,7 @@ class Centred(Classifier):
 
 
 def centred():
-    model = Centred()
-    model.compile()
-    return model
+    return classifier("centred", Centred)
 
 
 class ByKeras(keras.Model):

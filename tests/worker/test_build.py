@@ -62,10 +62,9 @@ def test_a_model_that_names_its_outputs_is_not_called_to_build_its_losses_and_me
 
 
 def test_an_input_of_another_shape_is_refused_when_it_is_built():
+    batch = tf.zeros((2, 5)), tf.zeros((2, 3))
     with pytest.raises((ValueError, ModelError), match="4"):
-        build.ready(
-            compiled(functional()), tf.distribute.get_strategy(), (tf.zeros((2, 5)), tf.zeros((2, 3))), build.ALONE
-        )
+        build.ready(compiled(functional()), tf.distribute.get_strategy(), batch, build.ALONE)
 
 
 def test_a_model_that_takes_batches_of_one_size_alone_is_refused_with_what_to_try():

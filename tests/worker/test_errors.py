@@ -92,7 +92,6 @@ def test_the_reason_comes_first_and_then_the_line_of_a_person_s_own_file(mistake
 
 
 def test_our_own_reason_is_told_as_it_stands_where_tensorflow_has_called_us():
-    said = (
-        "Graph execution error:\n\nTrainingError: Expected one, received two. Try three.\nTraceback (most recent call"
-    )
-    assert told(tf.errors.UnknownError(None, None, said)) == "Expected one, received two. Try three."
+    words = "Expected one, received two. Try three."
+    said = f"Graph execution error:\n\nTrainingError: {words}\nTraceback (most recent call"
+    assert told(tf.errors.UnknownError(None, None, said)) == words

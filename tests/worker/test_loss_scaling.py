@@ -251,19 +251,12 @@ EQUAL: dict[str, Case] = {
     "added, normalised": Case(lambda: adding(*ADDED, normalised=True)),
     **{f"own {how}": Case(lambda how=how: own(how)) for how in ("sum", "mean", "both")},
     **{f"gathered {name}": Case(make, y, gather=True) for name, (make, y) in WHOLE.items()},
-    **{
-        f"asking for {how}{', gathered' * gather}": Case(
-            lambda how=how: plain(asking(how), outputs=4), CLASSES, gather=gather
-        )
-        for how in ("pairs", "whole", "count")
-        for gather in (False, True)
-    },
+    **{f"asking for {how}{', gathered' * gather}": Case(lambda how=how: plain(asking(how), 4), CLASSES, gather=gather)
+       for how in ("pairs", "whole", "count") for gather in (False, True)},
     "metrics of a sum": Case(lambda: measured(squared("sum"), 5e-4), weights=WEIGHTS, tolerance=1e-5),
-    **{
-        f"metrics under {strategy}": Case(measured, weights=WEIGHTS, strategy=strategy, tolerance=1e-5, fits=2)
-        for strategy in ("mirrored", "central_storage")
-    },
-}
+    **{f"metrics under {strategy}": Case(measured, weights=WEIGHTS, strategy=strategy, tolerance=1e-5, fits=2)
+       for strategy in ("mirrored", "central_storage")},
+}  # fmt: skip
 QUICK = ("float16 sum", "one output a number", "added, normalised", "asking for pairs")
 
 
@@ -302,12 +295,8 @@ def test_two_replicas_train_what_one_device_trains_and_nothing_is_told(name):
 
 @pytest.mark.parametrize(("case", "what", "instead"), [
     (Case(lambda: adding("as a whole")), "what as_a_whole adds to the loss", ""),
-    *(
-        pytest.param(
-            Case(make, y, batch_size=16), words, "train.gather=true, or gather=True", marks=pytest.mark.slow
-        )
-        for (make, y), words in zip(WHOLE.values(), ("the loss ",) * 3 + ("compute_loss of Own",), strict=True)
-    ),
+    *(pytest.param(Case(*one, batch_size=16), words, "train.gather=true, or gather=True", marks=pytest.mark.slow)
+      for one, words in zip(WHOLE.values(), ("the loss ",) * 3 + ("compute_loss of Own",), strict=True)),
 ], ids=["added", *WHOLE])  # fmt: skip
 def test_a_loss_of_the_batch_as_a_whole_is_told_of(mirrored, case, what, instead):
     _, _, (note,) = trained(case, mirrored)

@@ -36,20 +36,12 @@ def layers(policy: str = "float32") -> keras.Model:
     ])  # fmt: skip
 
 
-def with_optimizer(make, change=lambda model: None, policy="float32"):
+def with_optimizer(make, change=lambda model: None, policy="float32", of=layers):
     """A model with the optimizer that is made for its layers."""
-    model = layers(policy)
+    model = of(policy)
     model.compile(make(model), "sparse_categorical_crossentropy")
     change(model)
     return model
-
-
-def assert_same_on_two(mirrored: tf.distribute.Strategy, optimizer: Callable[[], keras.optimizers.Optimizer]) -> None:
-    (ours, losses), (theirs, reference) = (
-        fitted(lambda: with_optimizer(lambda model: optimizer()), FIT, strategy) for strategy in (mirrored, None)
-    )
-    assert_same(losses, reference, 1e-6)
-    assert_same_weights(ours, theirs, 1e-6)
 
 
 def assert_trained_as_by_keras(mirrored, make, callbacks=list, change=lambda model: None, reference=None):
@@ -180,6 +172,11 @@ def scheduling() -> list[keras.callbacks.Callback]:
     return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)]
 
 
+def averaging(frequency: int | None, scaled: bool, model: keras.Model) -> keras.optimizers.Optimizer:
+    made = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=frequency)
+    return keras.optimizers.LossScaleOptimizer(made) if scaled else made
+
+
 ACCUMULATED = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3)
 AVERAGED = keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.5, gradient_accumulation_steps=2, use_ema=True,
                                   ema_momentum=0.8, ema_overwrite_frequency=2)  # fmt: skip
@@ -196,8 +193,10 @@ def again(made: keras.optimizers.Optimizer) -> Callable[[keras.Model], keras.opt
     (two_rates, reducing, DEVICES), (one_each, scheduling, DEVICES), (by_names, reducing, DEVICES),
     (lambda model: keras.optimizers.LossScaleOptimizer(two_rates(model)), list, DEVICES),
     (again(ACCUMULATED), list, DEVICES[:1]), (again(AVERAGED), list, DEVICES), (again(SCALED), list, DEVICES),
-], ids=["two", "one each", "by names", "scaled together", "accumulated on one", "averages", "scaled"])  # fmt: skip
-def test_several_optimizers_in_one_and_accumulated_gradients_train_what_they_do_in_keras(make, callbacks, devices):
+    *((partial(averaging, *one), list, DEVICES) for one in ((None, False), (1, True), (7, False), (7, True))),
+], ids=["two", "one each", "by names", "scaled together", "accumulated on one", "averages", "scaled",
+        "never", "each step, scaled", "every seventh", "every seventh, scaled"])  # fmt: skip
+def test_several_optimizers_accumulated_gradients_and_averages_train_what_they_do_in_keras(make, callbacks, devices):
     assert_trained_as_by_keras(strategies.mirrored(devices), make, callbacks)
 
 
@@ -211,30 +210,31 @@ def test_several_optimizers_have_no_one_learning_rate():
 # Others in each run of CI.
 @pytest.mark.parametrize("kind", sampled(KINDS, 3))
 def test_it_trains_the_same_with_clipping_decay_and_averages_that_overwrite_weights(mirrored, kind):
-    made = getattr(keras.optimizers, kind)
-    assert_same_on_two(
-        mirrored,
-        lambda: made(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=5, clipnorm=0.5, weight_decay=0.01),
+    made = partial(getattr(keras.optimizers, kind), 0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=5)
+    (ours, losses), (theirs, reference) = (
+        fitted(lambda: with_optimizer(lambda model: made(clipnorm=0.5, weight_decay=0.01)), FIT, strategy)
+        for strategy in (mirrored, None)
     )
+    assert_same(losses, reference, 1e-6)
+    assert_same_weights(ours, theirs, 1e-6)
 
 
-@pytest.mark.parametrize(("frequency", "scaled"), [(None, False), (1, True), (7, False), (7, True)])
-def test_averages_overwrite_weights_when_they_would_on_one_device_also_where_the_loss_is_scaled(
-    mirrored, frequency, scaled
-):
-    def averaged() -> keras.optimizers.Optimizer:
-        return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=frequency)
-
-    assert_same_on_two(mirrored, (lambda: keras.optimizers.LossScaleOptimizer(averaged())) if scaled else averaged)
-    assert averaged().get_config()["ema_overwrite_frequency"] == frequency
+def embedded(policy: str) -> keras.Model:
+    inner = [keras.layers.Embedding(9, 5), keras.layers.Flatten(), keras.layers.Dense(3, "softmax")]
+    return keras.Sequential([keras.Input((4,), dtype="int32"), *inner])
 
 
-@pytest.mark.parametrize(("make", "policy", "replicas"), [
-    (lambda: keras.optimizers.Adam(0.01, beta_1=0.7, beta_2=0.95, epsilon=1e-5), "float32", 1),
+WORDS = {"x": np.random.default_rng(5).integers(0, 9, (24, 4)), "y": Y[:24], "batch_size": 8, "epochs": 2}
+
+
+@pytest.mark.parametrize(("make", "policy", "replicas", "of", "data"), [
+    (lambda: keras.optimizers.Adam(0.01, beta_1=0.7, beta_2=0.95, epsilon=1e-5), "float32", 1, layers, FIT),
     (lambda: keras.optimizers.AdamW(keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.7), weight_decay=0.1,
-                                    global_clipnorm=0.5), "float32", 2),
+                                    global_clipnorm=0.5), "float32", 2, layers, FIT),
+    # Rows of a table are updated as Keras updates them.
+    (keras.optimizers.Adam, "float32", 1, embedded, WORDS),
     *(
-        pytest.param(*others, marks=pytest.mark.slow)
+        pytest.param(*others, layers, FIT, marks=pytest.mark.slow)
         for others in (
             (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(use_ema=True)), "mixed_float16", 2),
             (lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3), "float64", 2),
@@ -242,18 +242,15 @@ def test_averages_overwrite_weights_when_they_would_on_one_device_also_where_the
     ),
 ])  # fmt: skip
 def test_adam_is_traced_in_fewer_operations_and_trains_the_same_to_the_last_bit(
-    mirrored, monkeypatch, make, policy, replicas
+    mirrored, monkeypatch, make, policy, replicas, of, data
 ):
-    strategy, build = mirrored if replicas > 1 else None, partial(with_optimizer, lambda model: make(), policy=policy)
-    brief, losses = fitted(build, FIT, strategy)
-    monkeypatch.setattr(updates, "_update", updated_as_keras_does)
-    as_keras_does, others = fitted(build, FIT, strategy)
+    build = partial(with_optimizer, lambda model: make(), policy=policy, of=of)
+    strategy = mirrored if replicas > 1 else None
+    brief, losses = fitted(build, data, strategy)
+    monkeypatch.setattr(updates, "_update", lambda one, known, *others: type(one).update_step(one, *others))
+    as_keras_does, others = fitted(build, data, strategy)
     assert losses.history == others.history
     assert_same_weights(brief, as_keras_does, 0.0)
-
-
-def updated_as_keras_does(optimizer: keras.optimizers.Optimizer, known: object, *arguments: object) -> None:
-    type(optimizer).update_step(optimizer, *arguments)
 
 
 def test_adam_takes_less_than_half_of_the_operations_that_keras_has_it_take():
@@ -270,18 +267,3 @@ def test_adam_takes_less_than_half_of_the_operations_that_keras_has_it_take():
     with updates.updating(optimizer):
         assert operations() < 0.6 * usual
     assert operations() == usual
-
-
-def test_rows_of_an_embedding_are_updated_as_keras_updates_them(monkeypatch):
-    def embedded() -> keras.Model:
-        model = keras.Sequential([
-            keras.Input((4,), dtype="int32"), keras.layers.Embedding(9, 5), keras.layers.Flatten(),
-            keras.layers.Dense(3, "softmax"),
-        ])  # fmt: skip
-        model.compile("adam", "sparse_categorical_crossentropy")
-        return model
-
-    data = {"x": np.random.default_rng(5).integers(0, 9, (24, 4)), "y": Y[:24], "batch_size": 8, "epochs": 2}
-    brief, _ = fitted(embedded, data)
-    monkeypatch.setattr(updates, "_update", updated_as_keras_does)
-    assert_same_weights(brief, fitted(embedded, data)[0], 0.0)

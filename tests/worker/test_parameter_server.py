@@ -195,14 +195,8 @@ def test_too_few_examples_and_what_python_generates_and_is_too_large_are_refused
 def made(optimizer: Any = "adam", **embedding: Any) -> keras.Model:
     """A compiled and built model with one embedding of 7 rows of 4 numbers, 112 bytes."""
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((3,), dtype="int32"),
-            keras.layers.Embedding(7, 4, name="table", **embedding),
-            keras.layers.Flatten(),
-            keras.layers.Dense(1, name="tower"),
-        ]
-    )
+    inner = [keras.layers.Embedding(7, 4, name="table", **embedding), keras.layers.Flatten()]
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), *inner, keras.layers.Dense(1, name="tower")])
     model.compile(optimizer, loss="mse")
     model.optimizer.build(model.trainable_variables)
     return model
@@ -223,11 +217,9 @@ def test_a_table_in_shards_is_the_whole_table():
                 loss = tf.reduce_mean(tf.square(model(ids) - 1.0))
             model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
     whole = tables.whole(cut, made)
-    for ours, theirs in (
-        (whole.weights, plain.weights), (whole.optimizer.variables, plain.optimizer.variables),
-    ):  # fmt: skip
-        for one, other in zip(ours, theirs, strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-6)
+    ours, theirs = (one.weights + one.optimizer.variables for one in (whole, plain))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
     assert type(whole.layers[0]) is keras.layers.Embedding
     assert tables.whole(whole, made) is whole is not cut
 
@@ -254,16 +246,14 @@ def filled(model, folder):
     return model
 
 
-def remade(model, folder):
-    return keras.Sequential.from_config(model.get_config())
-
-
-def cloned(model, folder):
-    return keras.models.clone_model(model)
+COPIES = (
+    lambda model, folder: keras.models.clone_model(model),
+    lambda model, folder: keras.Sequential.from_config(model.get_config()),
+)
 
 
 @pytest.mark.parametrize(
-    ("least", "of"), [*itertools.product((None, 30), (cloned, loaded, filled, remade)), (None, with_lora)]
+    ("least", "of"), [*itertools.product((None, 30), (*COPIES, loaded, filled)), (None, with_lora)]
 )
 def test_a_table_on_servers_is_changed_copied_and_read_as_one_without_servers(least, of, tmp_path):
     ids = np.array([[0, -1, 3], [2, 2, -7]])
@@ -290,16 +280,13 @@ def test_a_table_is_made_in_a_call_that_only_asks_for_shapes(least):
     with tables.on_servers(servers=3, min_shard_bytes=least):
         model = Tied()
         model(keras.Input((3,), dtype="int32"))
-    table = model.table.embeddings
-    np.testing.assert_allclose(
-        model(np.array([[1, 6, 6]]))[0], np.dot(table, np.transpose(table))[[1, 6, 6]], rtol=1e-5
-    )
+    expected = np.dot(model.table.embeddings, np.transpose(model.table.embeddings))
+    np.testing.assert_allclose(model(np.array([[1, 6, 6]]))[0], expected[[1, 6, 6]], rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("least", "embedding", "shards"),
-    [(None, {}, 1), (57, {}, 1), (56, {}, 2), (1, {}, 3), (1, {"embeddings_regularizer": "l2"}, 1)],
-)
+@pytest.mark.parametrize(("least", "embedding", "shards"), [
+    (None, {}, 1), (57, {}, 1), (56, {}, 2), (1, {}, 3), (1, {"embeddings_regularizer": "l2"}, 1),
+])  # fmt: skip
 def test_tables_are_cut_into_shards_that_are_large_enough_and_not_adapted(least, embedding, shards):
     with tables.on_servers(servers=3, min_shard_bytes=least):
         model = made(**embedding)

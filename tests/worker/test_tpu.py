@@ -163,10 +163,7 @@ def test_a_tpu_that_answers_once_and_then_hangs_ends_the_run_by_name(pipeline):
     ([*TPU, "strategy.build.address=my-tpu"], "strategy.build.address=grpc://my-tpu:8470."),
     ([*REHEARSED, "train.precision=mixed_float16"], "train.precision=mixed_bfloat16."),
     ([*REHEARSED, "workers=5"], "workers=5"),
-    (
-        [*REHEARSED, "data=synthetic", "data.train_examples=100", "train.replica_batch=64"],
-        "train.replica_batch=25.",
-    ),
+    ([*REHEARSED, "data=synthetic", "data.train_examples=100", "train.replica_batch=64"], "train.replica_batch=25."),
 ])  # fmt: skip
 def test_what_no_tpu_could_run_is_refused_before_anything_starts(asked, arguments, key):
     assert key in refusal(asked(*arguments))

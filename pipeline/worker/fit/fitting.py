@@ -38,7 +38,7 @@ from pipeline.worker.fit.passes import Passes
 from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.patched import patched
 from pipeline.worker.tensorflow import build, equality_check
-from pipeline.worker.tensorflow.collective import from_first, over, over_replicas
+from pipeline.worker.tensorflow.collective import from_first, over, over_replicas, texts
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.process_data import agreed
 from pipeline.worker.training import Training
@@ -110,7 +110,9 @@ def fit(
             "number of validation batches": getattr(held_out, "steps", None),
             "number of validation examples": getattr(held_out, "examples", None),
         })  # fmt: skip
-        agreed(strategy, over(strategy), where, train.spec, None if held_out is None else held_out.spec)
+        if where.processes > 1:
+            tell = functools.partial(texts, strategy, over(strategy), where)
+            agreed(tell, train.spec, None if held_out is None else held_out.spec)
         note = functools.partial(warnings.warn, stacklevel=2) if where.chief else str
         loop, adding = vars(model).get(KEPT_AS), Pausable(over(strategy))
         with build.lent(model, strategy, train.spec, adding, note, gather):

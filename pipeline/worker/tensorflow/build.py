@@ -21,13 +21,13 @@ from pipeline.worker.collective import Collective
 from pipeline.worker.compiling import check_batches, check_made, check_optimizer, compile_chosen
 from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError
-from pipeline.worker.patched import patched
+from pipeline.worker.patched import all_patched, patched
 from pipeline.worker.tensorflow import custom_steps, step
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow.collective import ALONE, Addend, of_process, over
 from pipeline.worker.tensorflow.custom_steps import build as custom_build
-from pipeline.worker.tensorflow.loss_scaling import global_batch, metrics, normalization, probing, reduction
-from pipeline.worker.variables import updating
+from pipeline.worker.tensorflow.loss_scaling import global_batch, metrics, normalization, reduction
+from pipeline.worker.variables import updating, within
 
 
 def model(
@@ -48,9 +48,8 @@ def model(
     """Returns the model that `make` returns, ready to train under `strategy`.
 
     Shapes are taken from `batch`. What is None is the model's own, or for a model that is not compiled Adam, sparse
-    categorical cross-entropy and accuracy. Any learning rate is multiplied by `rate_scale`. `arrays`: the data are
-    arrays, and no data set. What means nothing here goes to `note`. Raises `ModelError`, or `DataError` for labels
-    unlike its loss.
+    categorical cross-entropy and accuracy. Any learning rate is multiplied by `rate_scale`. `arrays`: the data are no
+    data set. What means nothing here goes to `note`. Raises `ModelError`, or `DataError` for labels unlike its loss.
     """
     with strategy.scope(), global_batch.asking_nobody():
         built = make()
@@ -64,10 +63,9 @@ def model(
             _check_optimizer(built.optimizer, strategy)
         ready(built, strategy, batch, collective or over(strategy), note, gather, batch_statistics, arrays)
         if (optimizer is not None or learning_rate is not None) and built.optimizer not in step.optimizers(built):
-            expected = (
-                "train.optimizer and train.learning_rate for a model that applies the optimizer it is compiled with"
-            )
-            raise ModelError(expected, f"{type(built).__name__}, which applies others", "arguments of model.build")
+            of = "for a model that applies the optimizer it is compiled with"
+            received = f"{type(built).__name__}, which applies others"
+            raise ModelError(f"train.optimizer and train.learning_rate {of}", received, "arguments of model.build")
         for applied in step.optimizers(built):
             if rate_scale != 1.0:
                 compiling.scale(applied, rate_scale)
@@ -78,11 +76,9 @@ def model(
 def _check(model: keras.Model) -> None:
     # Under that distribution TensorFlow has every variable whole on one device, in silence.
     if (chosen := keras.distribution.distribution()) is not None:
-        expected = (
-            "no keras.distribution under backend=tensorflow, which would leave every variable whole on one device"
-        )
+        why = "which would leave every variable whole on one device"
         instead = "strategy=model_parallel or strategy=mirrored without set_distribution, or backend=jax"
-        raise ModelError(expected, type(chosen).__name__, instead)
+        raise ModelError(f"no keras.distribution under backend=tensorflow, {why}", type(chosen).__name__, instead)
     check_batches(model)
     for layer in model._flatten_layers():
         scope = layer._remat_mode
@@ -141,7 +137,8 @@ def ready(
         texts = custom_build.sums_over_examples(model, batch) if several else []
     else:
         losses.make_exact(model, collective)
-        texts = probing.find(model, batch, gather) if several else []
+        texts = losses.find(model, batch, gather) if several else []
+    vars(model)[step.NOTED_AS] = bool(texts)
     for text in texts:
         note(text)
     # A model with steps of its own may have no call.
@@ -160,12 +157,10 @@ def _build_compiled(model: keras.Model, batch: Batch) -> None:
     if not is_of_keras or not all(layer.built for layer in model._flatten_layers()):
         return
 
-    x, y, weights = keras.tree.map_structure(
-        lambda leaf: (
-            leaf if leaf is None else keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
-        ),
-        keras.utils.unpack_x_y_sample_weight(batch),
-    )
+    def symbol(leaf: tf.Tensor | None) -> keras.KerasTensor | None:
+        return None if leaf is None else keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
+
+    x, y, weights = keras.tree.map_structure(symbol, keras.utils.unpack_x_y_sample_weight(batch))
     made_for, *others = model.inputs
     # A call of the model on such an input gives the outputs that it names.
     if others or not isinstance(x, keras.KerasTensor) or made_for.shape[1:] != x.shape[1:]:
@@ -188,7 +183,6 @@ def lent(
 ) -> Iterator[None]:
     """Inside, a user's compiled model is `ready`; afterwards all but what it learnt is as it was."""
     with contextlib.ExitStack() as stack:
-        stack.callback(step.sum_as_keras_does, model.optimizer)
         stack.callback(metrics.given_back, model)
         with strategy.scope(), global_batch.asking_nobody(model):
             _check_optimizer(model.optimizer, strategy)
@@ -204,7 +198,8 @@ def lent(
             if (compiled := model._compile_loss) is not None:
                 stack.enter_context(patched(compiled, {"_flat_losses": compiled._flat_losses}))
             ready(model, strategy, batch, collective, note, gather)
-        step.all_reduce_once(model.optimizer)
+        summing = {"_all_reduce_sum_gradients": list}
+        stack.enter_context(all_patched((one, summing) for one in within(model.optimizer)))
         yield
 
 

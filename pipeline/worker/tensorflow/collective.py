@@ -9,7 +9,6 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeAlias
@@ -185,7 +184,7 @@ def with_sums_as_gradients(
     def total(*local: tf.Tensor) -> tuple[list[Addend], Callable[..., list[Addend]]]:
         return add(local), lambda *gradients: add_gradients(gradients)
 
-    with of_no_variables():
+    with of_no_variables().held(True):
         added: list[Addend] = total(*arrays)
         return added
 
@@ -213,16 +212,11 @@ def parted(arrays: Sequence[tf.Tensor], vectors: Iterable[tuple[tuple[int, ...],
 
 
 @cache
-def _depends_on_none() -> OfThread[bool]:
-    """Makes TensorFlow's search for the variables between two lists of operations go by the thread, from now on."""
+def of_no_variables() -> OfThread[bool]:
+    """While True in a thread, what has a gradient of its own depends on no variables, and none are looked for."""
     usual, none = custom_gradients._get_dependent_variables, OfThread(False)
     custom_gradients._get_dependent_variables = lambda **between: [] if none.value else usual(**between)
     return none
-
-
-def of_no_variables() -> AbstractContextManager[None]:
-    """Inside, in this thread, what has a gradient of its own depends on no variables, and none are looked for."""
-    return _depends_on_none().held(True)
 
 
 # Bytes of a replica's rows in a piece, the largest first: few pieces for many rows, and little padding for few.

@@ -30,15 +30,13 @@ def prepare_devices(plan: Plan, process: Process) -> None:
         os.sched_setaffinity(0, process.cores)
     tf.config.threading.set_intra_op_parallelism_threads(process.intra_op_threads)
     tf.config.threading.set_inter_op_parallelism_threads(process.inter_op_threads)
-    gpus, visible = tf.config.list_physical_devices("GPU"), []
-    on_gpu = plan.hardware.kind == "gpu" and process.devices
-    if on_gpu:
-        indices = [int(name.split(":")[1]) for name in process.devices]
-        if max(indices) >= len(gpus):
-            expected = f"{plan.hardware.name} to have {', '.join(process.devices)}"
-            instead = "installing tensorflow[and-cuda], or hardware.rehearse=true"
-            raise TrainingError(expected, f"{len(gpus)} GPUs from TensorFlow", instead)
-        visible = [gpus[index] for index in indices]
+    gpus, on_gpu = tf.config.list_physical_devices("GPU"), plan.hardware.kind == "gpu" and process.devices
+    indices = [int(name.split(":")[1]) for name in process.devices] if on_gpu else []
+    if max(indices, default=-1) >= len(gpus):
+        expected = f"{plan.hardware.name} to have {', '.join(process.devices)}"
+        instead = "installing tensorflow[and-cuda], or hardware.rehearse=true"
+        raise TrainingError(expected, f"{len(gpus)} GPUs from TensorFlow", instead)
+    visible = [gpus[index] for index in indices]
     tf.config.set_visible_devices(visible, "GPU")
     for gpu in visible:
         # The baseline has its turn on the same GPU.

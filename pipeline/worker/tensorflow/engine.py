@@ -5,7 +5,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
@@ -303,7 +303,11 @@ class _Ablation:
             # It is held to a device's share of the cores, as the baseline is, and as it has while all compute.
             share, place = len(self._cores) // len(self._replicas), self._replicas.index(own[0])
             cores = self._cores[place * share : (place + 1) * share]
-        with _pinned(cores), ThreadPoolExecutor(max(1, len(own))) as threads:
+        with contextlib.ExitStack() as stack:
+            if cores:
+                stack.callback(_hold_to, os.sched_getaffinity(0))
+                _hold_to(cores)
+            threads = stack.enter_context(ThreadPoolExecutor(max(1, len(own))))
             return list(threads.map(work, own))
 
     def _steps(
@@ -353,21 +357,8 @@ class _Ablation:
         return train
 
 
-@contextlib.contextmanager
-def _pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Inside, all threads of this process, TensorFlow's too, run on these cores; where none are named, as they did."""
-    if not cores:
-        yield
-        return
-    usual = os.sched_getaffinity(0)
-    _hold_to(cores)
-    try:
-        yield
-    finally:
-        _hold_to(usual)
-
-
 def _hold_to(cores: Iterable[int]) -> None:
+    # All threads of this process, TensorFlow's too.
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), cores)

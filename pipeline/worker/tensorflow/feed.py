@@ -92,8 +92,7 @@ def _devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
     if _is_default(strategy):
         # Where TensorFlow puts what nobody places.
         return ((tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU"))[0].name,)
-    devices: tuple[str, ...] = strategy.extended.worker_devices
-    return devices
+    return strategy.extended.worker_devices  # type: ignore[no-any-return]
 
 
 def _is_default(strategy: tf.distribute.Strategy) -> bool:

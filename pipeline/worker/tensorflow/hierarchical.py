@@ -7,8 +7,8 @@ what that comes to. Gradients leave in buckets, while backpropagation makes othe
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from pipeline.plan.plan import Plan, Process
@@ -91,7 +91,6 @@ class SharedMemoryCollective:
     def _joined(
         self, join: Callable[[Sequence[Sequence[tf.Tensor]]], list[tf.Tensor]], local: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Returns what `join` makes of [array, replica] of all replicas of this process, for each of them."""
         return join([[one] for one in local]) if self._local == 1 else sums.joined(join, local)
 
     def _added(self, by_replica: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
@@ -110,10 +109,7 @@ class SharedMemoryCollective:
             return self._call(self._memory.gather, HostRing.gather, [rows])
 
     def _call(
-        self,
-        join: Callable[..., list[np.ndarray]],
-        over_hosts: Callable[[HostRing, Sequence[tf.Tensor]], list[tf.Tensor]],
-        messages: Sequence[Sequence[tf.Tensor]],
+        self, join: Callable[..., Any], over_hosts: Callable[..., Any], messages: Sequence[Sequence[tf.Tensor]]
     ) -> list[tf.Tensor]:
         """Joins arrays of this host's processes, message by message, then those of all hosts, handed on at the end."""
         joined = [_called(join, arrays) for arrays in messages]
@@ -125,7 +121,7 @@ class SharedMemoryCollective:
         return list(itertools.chain(*joined))
 
 
-def _called(join: Callable[..., list[np.ndarray]], arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _called(join: Callable[..., Any], arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Calls `join` in the order of the program, which all processes share, as it has an effect."""
     results = tf.numpy_function(join, arrays, [array.dtype for array in arrays])
     # Outside a graph it has no list around a single one.

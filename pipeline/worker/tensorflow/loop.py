@@ -58,7 +58,10 @@ class Loop(TrainingLoop):
         self.own = custom_steps.of(model)
         # Values of the last step of training, and of validation (True), where steps are the model's own.
         self._last = dict.fromkeys((False, True), np.zeros(0, np.float32))
-        self.train_data, self.outputs = train, steps.losses_by_output(model)
+        # The losses of each output, where there are several and the steps are not the model's own.
+        entries = () if self.own is not None or model._compile_loss is None else model._compile_loss._flat_losses or ()
+        self.outputs = tuple(f"{entry.name}_loss" for entry in entries) if len(entries) > 1 else ()
+        self.train_data = train
         self.chief, self.alone, self._position = chief, alone, position
         # A single replica has the global batch.
         self.gather = gather and self.collective.replicas > 1
@@ -182,13 +185,10 @@ class Loop(TrainingLoop):
             yield
             return
         variables = self.counting()
-        after = before = [np.array(value) for value in self.metrics_state()][: len(variables)]
-        if self.chief:
-            with metrics.held_here(variables, before) as own:
-                yield
-            after = [np.array(variable.numpy()) for variable in own]
-        else:
+        before = [np.array(value) for value in self.metrics_state()][: len(variables)]
+        with metrics.held_here(variables, before) if self.chief else contextlib.nullcontext(()) as own:
             yield
+        after = [np.array(variable.numpy()) for variable in own] or before
         changed = np.array([not all(map(np.array_equal, before, after))], np.float64)
         if np.asarray(self.from_first([changed])[0])[0]:
             self.set_metrics_state([np.asarray(value) for value in self.from_first(after)])
@@ -253,8 +253,7 @@ class Loop(TrainingLoop):
         own = {id(variable) for variable in [*model.trainable_variables, *model.metrics_variables]}
         other = [variable for variable in model.variables if id(variable) not in own]
         listed = {"trained": model.trainable_variables, "other": other, "optimizer": _of_optimizers(model)}
-        together = {name: shards_together(variables) for name, variables in listed.items()}
-        return together | {HELD: [[one] for one in self.beside]}
+        return {name: shards_together(some) for name, some in listed.items()} | {HELD: [[one] for one in self.beside]}
 
     def put(self, variable: Variable, value: np.ndarray) -> None:
         """Gives a variable a value on each replica."""
@@ -267,8 +266,7 @@ class Loop(TrainingLoop):
     def added(self, values: Sequence[float]) -> list[float]:
         """The sums of small numbers over all replicas; all processes call it together."""
         (sums,) = over_replicas(self.strategy, self.collective)([tf.constant(values, tf.float32)])
-        numbers: list[float] = sums.numpy().tolist()
-        return numbers
+        return sums.numpy().tolist()  # type: ignore[no-any-return]
 
     def from_first(self, values: Sequence[tf.Tensor | np.ndarray]) -> list[tf.Tensor]:
         """The first replica's values on all processes, which call it together with equal types and shapes."""

@@ -34,8 +34,7 @@ Listen = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, use_errno=Tr
 def listen_on_loopback_only() -> bool:
     """Makes every server that TensorFlow, once imported, starts in this process listen on 127.0.0.1 only.
 
-    False: nothing is promised, because TensorFlow is not loaded or the platform, the libc or the layout is not known
-    here.
+    False: nothing is promised, since TensorFlow is not loaded, or the platform, the libc or the layout is unknown.
     """
     try:
         with open("/proc/self/mem", "rb", buffering=0) as memory:

@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -73,14 +74,13 @@ class Placement:
         slots = slots_of(steps.optimizers(model))
         return parts | {id(slot): parts[variable] for variable, own in slots.items() for slot in own}
 
-    @contextlib.contextmanager
-    def called(self, number: int) -> Iterator[None]:
-        """Inside, operations are those of a unit: they run on its device, and so does what goes back through them."""
+    def called(self, number: int, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Calls a unit: its operations run on its device, and so does what goes back through them."""
         replica = self._replica.value
         # A scope of its own, whoever calls the layer.
         scope = contextlib.nullcontext() if tf.executing_eagerly() else tf.name_scope(f"placed.{number}.{replica}")
         with tf.device(self.devices[replica][self.parts[number]]), scope:
-            yield
+            return call(*args, **named)
 
     def call_of(self, name: str) -> tuple[int, int] | None:
         """(unit, replica) of the call that an operation of that name is of, forward or backward."""
@@ -119,8 +119,7 @@ class Placement:
         graph, name = operation.graph, operation.name
         while graph is not None:
             if BACKWARD in name and (call := self.call_of(name)) is not None:
-                unit, replica = call
-                return self.devices[replica][self.parts[unit]]
+                return self.devices[call[1]][self.parts[call[0]]]
             graph = getattr(graph, "outer_graph", None)
             name = f"{graph.get_name_scope()}/" if isinstance(graph, tf.Graph) else ""
         placed = [tensor for tensor in operation.inputs if tensor.dtype != tf.resource and self.placed(tensor.op)]
@@ -154,7 +153,6 @@ def in_host_memory() -> contextlib.AbstractContextManager[None]:
 
 
 def _on_each(places: Iterator[str]) -> contextlib.AbstractContextManager[None]:
-
     def creator(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
         with tf.device(next(places)):
             return next_creator(**options)
@@ -190,26 +188,16 @@ def place(
                 vars(one)[name] = {now.get(key, key) for key in entries}
     for number, unit in enumerate(all_units):
         # Past Keras's own setter: what is saved of a layer does not know of it.
-        vars(unit.operation)["call"] = _called_on(number, placement, unit.operation.call)
+        call = unit.operation.call
+        vars(unit.operation)["call"] = functools.update_wrapper(partial(placement.called, number, call), call)
     vars(model)[steps.PLACED_AS] = placement
     return placement
 
 
 def _all_variables(model: keras.Model) -> list[keras.Variable]:
-    of_optimizers = [
-        variable for optimizer in steps.optimizers(model) for one in within(optimizer) for variable in one.variables
-    ]
-    every = {id(variable): variable for variable in (*model.variables, *of_optimizers, *model.metrics_variables)}
-    return list(every.values())
-
-
-def _called_on(number: int, placement: Placement, call_inside: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call_inside)
-    def call(*args: Any, **named: Any) -> Any:
-        with placement.called(number):
-            return call_inside(*args, **named)
-
-    return call
+    applied = itertools.chain.from_iterable(map(within, steps.optimizers(model)))
+    of_optimizers = itertools.chain.from_iterable(one.variables for one in applied)
+    return list({id(one): one for one in (*model.variables, *of_optimizers, *model.metrics_variables)}.values())
 
 
 def units(model: keras.Model) -> list[Unit]:
@@ -222,10 +210,10 @@ def units(model: keras.Model) -> list[Unit]:
         held_by_it = (*getattr(operation, "variables", ()), *getattr(operation, "metrics_variables", ()))
         own = [one for one in held_by_it if id(one) not in placed]
         placed |= {id(operation), *map(id, own)}
-        held = sum(bytes_of(one) for own_one in own for one in (own_one, *slots.get(id(own_one), ())))
+        trained = [one for one in own if one.trainable]
         # A gradient is as large as its weight.
-        held += sum(bytes_of(one) for one in own if one.trainable)
-        begins = any(len(one.shape) > 1 for one in own if one.trainable)
+        held = sum(map(bytes_of, [*own, *trained, *(slot for one in own for slot in slots.get(id(one), ()))]))
+        begins = any(len(one.shape) > 1 for one in trained)
         paths = tuple(one.path for one in own)
         all_units.append(Unit(operation, tuple(own), Layer(name, held, _work(operation, own), begins, paths)))
     return all_units
@@ -246,14 +234,11 @@ def _operations(model: keras.Model, prefix: str) -> Iterator[tuple[str, keras.Op
 def _work(operation: keras.Operation, variables: list[keras.Variable]) -> int:
     """Multiplications of one example: each number of a kernel counts once for each place that it gives numbers for."""
     kernels = [one.shape for one in variables if one.trainable and len(one.shape) > 1]
-    nodes, places = operation._inbound_nodes, 0
-    if isinstance(operation, keras.layers.Embedding):
-        # What is looked up in a table is not multiplied; where a table also gives logits, it is.
-        nodes = nodes[1:]
-    elif not nodes:
-        # The layer of a model that is no graph: how many places it gives is not known.
-        places = 1
-    for node in nodes:
+    nodes, is_table = operation._inbound_nodes, isinstance(operation, keras.layers.Embedding)
+    # How many places the layer of a model that is no graph gives is not known.
+    places = 0 if nodes or is_table else 1
+    # What is looked up in a table is not multiplied; where a table also gives logits, it is.
+    for node in nodes[is_table:]:
         shapes = [tensor.shape for tensor in keras.tree.flatten(node.output_tensors)]
         places += max((math.prod(size or 1 for size in shape[1:-1]) for shape in shapes), default=1)
     return places * sum(int(math.prod(shape)) for shape in kernels)
@@ -332,9 +317,8 @@ def checked(model: keras.Model, placement: Placement, graph: tf.Graph, folder: P
     """Writes what is where into a run's folder, and says it in short. Raises `TrainingError` if not as planned."""
     rows = listed(model, placement, graph)
     cells = [[field.name.replace("_", " ") for field in fields(Row)]]
-    for row in rows:
-        texts = (" ".join(cell) if isinstance(cell, tuple) else str(cell) for cell in astuple(row))
-        cells.append([text or "-" for text in texts])
+    for row in map(astuple, rows):
+        cells.append([(" ".join(cell) if isinstance(cell, tuple) else str(cell)) or "-" for cell in row])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     folder.mkdir(parents=True, exist_ok=True)
@@ -354,7 +338,7 @@ def listed(model: keras.Model, placement: Placement, graph: tf.Graph) -> list[Ro
     slots, counted, rows = slots_of(steps.optimizers(model)), _counted(placement, body_of(graph)), []
     for variable in model.variables:
         own = slots.get(id(variable), [])
-        planned = [_name(device) for device in placement.on(at[id(variable)])]
+        planned = list(map(_name, placement.on(at[id(variable)])))
         for one in (variable, *own):
             places = [_name(copy.device) for copy in getattr(one.value, "values", (one.value,))]
             _expect(f"variable {one.path}", planned, places)
@@ -382,9 +366,8 @@ def _counted(placement: Placement, body: tf.Graph) -> Counter[tuple[str, bool]]:
         unit, backward = call[0], BACKWARD in operation.name
         what = f"operation {operation.name}" + " of the backward pass" * backward
         # What replicas give each other is made in the scope of the first.
-        planned = [_name(device) for device in placement.on(placement.parts[unit])]
-        found_on = _name(placement.placed(operation))
-        _expect(what, [found_on] if found_on in planned else planned, [found_on])
+        planned, place = list(map(_name, placement.on(placement.parts[unit]))), _name(placement.placed(operation))
+        _expect(what, [place] if place in planned else planned, [place])
         counts[placement.units[unit].layer.name, backward] += 1
     return counts
 

@@ -1,10 +1,13 @@
 """Data of one process: made, divided among the processes, and rid of what is broken."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -33,6 +36,8 @@ PARTS = ("training", "validation")
 SMALL_BYTES = 256 * 2**20
 # So much of what a process says of its examples is compared.
 MOST = 700
+# Gives a process's text to all, and it all of theirs.
+Tell: TypeAlias = Callable[[str], list[str]]
 EXPECTED = ("training examples of one shape", "validation examples of one shape", "as many examples")
 
 
@@ -95,12 +100,11 @@ class ProcessData(loading.WholeData):
         served = plan.strategy.asynchronous or plan.data.service or any(p.role == DATA_SERVER for p in plan.processes)
         if served or seen <= part.count or part.count * size * len(plan.leaders) > SMALL_BYTES:
             return part
-        try:
+        # Reading them again, while they are trained, says which is broken.
+        with contextlib.suppress(*inspection.UNREADABLE):
             kept = cache.in_memory(part)
-        except inspection.UNREADABLE:
-            # Reading them again, while they are trained, says which is broken.
-            return part
-        return dataclasses.replace(kept, digest=digest_of(part)) if isinstance(kept, Examples) else part
+            return dataclasses.replace(kept, digest=digest_of(part)) if isinstance(kept, Examples) else part
+        return part
 
     def _divided(self, part: Part | None) -> tuple[Part | None, bool]:
         """(what this process reads of a part, whether others read something else)."""
@@ -119,8 +123,7 @@ class ProcessData(loading.WholeData):
 
     def anew(self) -> tuple[Part, list[Part]]:
         """Returns training data to read apart: a data set made again, as iterators change its shuffles' state."""
-        train = self.parts["train"]
-        train = self.made()[0] if isinstance(train, tf.data.Dataset) else train
+        train = self.made()[0] if isinstance(self.parts["train"], tf.data.Dataset) else self.parts["train"]
         return train, self.read_by_workers(train)
 
     def sample(self, first: int, count: int) -> Batch:
@@ -153,8 +156,7 @@ class ProcessData(loading.WholeData):
     ) -> int | None:
         """The number of classes, as it was said or counted over all processes, which call this together.
 
-        Refuses examples that differ in shape, and data that do not tell the number where the model's function asks for
-        it.
+        Refuses examples that differ in shape, and data that do not tell a number that the model's function asks for.
         """
         plan, y = self._plan, keras.utils.unpack_x_y_sample_weight(sample)[1]
         classes = plan.data.num_classes or loading.num_classes(self.parts["train"])
@@ -163,15 +165,14 @@ class ProcessData(loading.WholeData):
             held_out = None if validation is None else batches.spec(validation)
             whole = () if self.has_shards() else [part for part in self.parts.values() if isinstance(part, tuple)]
             counts = list(map(batches.count, whole))
-            where = ReplicaPlace(replicas[0], len(replicas), plan.workers)
-            classes = agreed(strategy, collective, where, sample, held_out, classes, counts)
+            tell = partial(texts, strategy, collective, ReplicaPlace(replicas[0], len(replicas), plan.workers))
+            classes = agreed(tell, sample, held_out, classes, counts)
         if not targets.asks_for(plan.model.build, "model.build", "num_classes"):
             return classes
-        expected = "the number of classes, which model.build asks for"
+        expected, train = "the number of classes, which model.build asks for", self.parts["train"]
         received = f"data {'without labels' if y is None else 'whose labels do not tell'}"
         instead = "data.num_classes=10, or whatever it is, or a model.build that predicts a quantity"
         refuse((classes is None, expected, received, instead), error=TrainingError)
-        train = self.parts["train"]
         # From labels, all of which are at hand.
         are_counted = plan.data.num_classes is None and not self.has_shards()
         if are_counted and isinstance(train, tuple) and (gap := labels.far_from_dense(np.asarray(train[1]))):
@@ -211,9 +212,9 @@ class ProcessData(loading.WholeData):
     def validation_parts(self, counts: list[int]) -> list[tuple[Part, BatchLayout]]:
         """Returns the parts to validate, with their layouts: two under static shapes, in batches of one size each."""
         part, layout = self.parts["validation"], self.layout(counts)
-        if part is not None and self._plan.strategy.static_batches:
-            return batches.static_parts(part, layout)
-        return [] if part is None else [(part, layout)]
+        if part is None:
+            return []
+        return batches.static_parts(part, layout) if self._plan.strategy.static_batches else [(part, layout)]
 
 
 def digest_of(part: Part) -> str:
@@ -227,22 +228,14 @@ def digest_of(part: Part) -> str:
 
 
 def agreed(
-    strategy: tf.distribute.Strategy,
-    collective: Collective[Addend],
-    where: ReplicaPlace,
-    batch: Batch,
-    held_out: Batch | None = None,
-    classes: int | None = None,
-    examples: Sequence[int] = (),
+    tell: Tell, batch: Batch, held_out: Batch | None, classes: int | None = None, examples: Sequence[int] = ()
 ) -> int | None:
     """The most classes that any process has counted of example batches, or `DataError` on all where these differ.
 
     Where every process is to have all data, `examples` are how many it has of each part.
     """
-    if where.processes == 1:
-        return classes
     facts = [shapes(batch)[:MOST], shapes(held_out)[:MOST], " and ".join(f"{count:,}" for count in examples), classes]
-    *columns, of_all = zip(*map(json.loads, texts(strategy, collective, where, json.dumps(facts))), strict=True)
+    *columns, of_all = zip(*map(json.loads, tell(json.dumps(facts))), strict=True)
     instead = "data that are the same in each, or shards that differ in nothing but which examples they hold"
     for expected, (first, *others) in zip(EXPECTED, columns, strict=True):
         for number, other in enumerate(others, 1):

@@ -42,21 +42,18 @@ FILL_SECONDS = 10.0
 
 def profiler(loop: Loop, part: Part, shards: Sequence[Part]) -> "Profiler":
     """Returns what times a loop's input and model, on data that nothing else reads: all, or `shards` of workers."""
-    data, part = loop.train_data, plain(part)
-    # A window over what is read one after the other is filled before the first example leaves it, and what fits into it
-    # comes from memory afterwards: neither is what an example costs.
-    ordered = not callable(reads.raw(part, data.shuffle, data.seed, data.reading))
-    data = dataclasses.replace(data, part=part, shuffle=data.shuffle and ordered)
-    if isinstance(loop, AsyncLoop):
-        return _AsyncProfiler(loop, data, [plain(shard) for shard in shards])
-    return Profiler(loop, data)
+    return _AsyncProfiler(loop, part, shards) if isinstance(loop, AsyncLoop) else Profiler(loop, part)
 
 
 class Profiler:
     """The input and the model of a loop, each alone."""
 
-    def __init__(self, loop: Loop, data: Data) -> None:
-        self._loop, self._data = loop, data
+    def __init__(self, loop: Loop, part: Part) -> None:
+        self._loop, data, part = loop, loop.train_data, plain(part)
+        # A window over what is read one after the other is filled before the first example leaves it, and what fits
+        # into it comes from memory afterwards: neither is what an example costs.
+        ordered = not callable(reads.raw(part, data.shuffle, data.seed, data.reading))
+        self._data = dataclasses.replace(data, part=part, shuffle=data.shuffle and ordered)
         self._read = tf.function(_read, autograph=False)
         self._batches: Batches | None = None
         self._cached: Batches | None = None
@@ -72,10 +69,10 @@ class Profiler:
             # The first call compiles it.
             self.read(1)
         # What was made ahead while nothing was timed would come at once: kept, mapped, batched.
-        began, ahead = time.monotonic(), self._data.reading.prefetch + 2 * reads.parallel() + 1
-        while ahead and time.monotonic() < began + SETTLE_SECONDS:
-            self.read(1)
-            ahead -= 1
+        until = time.monotonic() + SETTLE_SECONDS
+        for _ in range(self._data.reading.prefetch + 2 * reads.parallel() + 1):
+            if time.monotonic() < until:
+                self.read(1)
         return _timings(command, self.read)
 
     def read(self, steps: int) -> tuple[float, float]:
@@ -87,16 +84,16 @@ class Profiler:
 
     def train(self, steps: int) -> tuple[float, float]:
         """(examples, seconds) of so many steps on one batch."""
-        if self._cached is None:
-            self._cached = one_again(self._loop.strategy, self._data)
+        self._cached = self._cached or one_again(self._loop.strategy, self._data)
         call = self._loop.on(self._cached, steps)
         return float(call.sizes.sum()), call.seconds
 
 
 class _AsyncProfiler(Profiler):
-    def __init__(self, loop: AsyncLoop, data: Data, shards: Sequence[Part]) -> None:
-        super().__init__(loop, data)
-        self._workers, self._source = loop.concurrent_steps, source.source(data, shards, loop.concurrent_steps)
+    def __init__(self, loop: AsyncLoop, part: Part, shards: Sequence[Part]) -> None:
+        super().__init__(loop, part)
+        self._workers = loop.concurrent_steps
+        self._source = source.source(self._data, [plain(shard) for shard in shards], self._workers)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(loop.strategy)
         self._shares = iter(self._coordinator.create_per_worker_dataset(self._source.made))
         self._read = tf.function(self._some, autograph=False)
@@ -206,7 +203,6 @@ def _timings(command: Profile, make: Callable[[int], tuple[float, float]]) -> Pr
 
 
 def _read(iterator: Batches, count: tf.Tensor) -> tf.Tensor:
-
     def one(index: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         examples, of_replicas = next(iterator)
         with tf.control_dependencies(tf.nest.flatten(of_replicas)):
@@ -228,8 +224,7 @@ def settle(loop: Loop, part: Part, choice: str) -> tuple[str, dict[str, Any]]:
     All processes call it together, and settle on the same. Raises `ModelError` where XLA fails and `choice` is "true".
     """
     batch = one_again(loop.strategy, dataclasses.replace(loop.train_data, part=plain(part), shuffle=False))
-    by_tensorflow = loop.compiled_anew()
-    left_out = set[str]()
+    by_tensorflow, left_out = loop.compiled_anew(), set[str]()
     by_xla = loop.compile_by(left_out)
 
     def seconds(steps: int, xla: bool) -> float:
@@ -254,9 +249,8 @@ def settle(loop: Loop, part: Part, choice: str) -> tuple[str, dict[str, Any]]:
             if choice != "auto":
                 raise ModelError("a model that XLA compiles", message, "train.xla=false, or auto") from error
             return not_by_xla(f", since it fails: {message}", {"xla": False})
-        text = f"XLA compiled the step before training, in {compiling:.1f} s"
-        if left_out:
-            text += f", without {', '.join(sorted(left_out))}, which it has no compiler for"
+        without_some = f", without {', '.join(sorted(left_out))}, which it has no compiler for" if left_out else ""
+        text = f"XLA compiled the step before training, in {compiling:.1f} s{without_some}"
         if choice != "auto":
             return f"{text}.", {"xla": True, "seconds_compiling": compiling}
         seconds(1, xla=False)

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -46,7 +46,8 @@ AHEAD = 2
 LOOK_SECONDS = 0.2
 
 
-# The worker, then of each step losses, examples, staleness and seconds of waiting, and the metrics' state.
+# The worker; loss vectors [steps, 1 + outputs], and of each step [steps] examples, staleness and seconds that it waited
+# for its batch; and the metrics' state.
 Done: TypeAlias = tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]
 
 
@@ -140,10 +141,9 @@ class AsyncLoop(Loop):
 
     def set_state(self, state: State) -> None:
         """Goes on from what `state` gave, on other devices too."""
-        # Whose steps they were is forgotten where there are other workers now.
         super().set_state(state)
-        counts = state.values["counts"]
-        steps = counts["steps_of"]
+        counts, steps = state.values["counts"], state.values["counts"]["steps_of"]
+        # Whose steps they were is forgotten where there are other workers now.
         self._before = Counter(dict(enumerate(steps if len(steps) == self.concurrent_steps else [sum(steps)])))
         self._tally = {name: counts[name] for name in self._tally}
         self._updates_before = self._updates() - counts["updates"]
@@ -152,13 +152,17 @@ class AsyncLoop(Loop):
         return int(self.model.optimizer.iterations.numpy())
 
     def _hand_out(self, count: int) -> None:
+        def packed(*arguments: Any) -> tf.Tensor:
+            # All results in one tensor, since each is fetched on a way of its own.
+            parts = tf.nest.flatten(self._call(*arguments))
+            return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in parts], 0)
+
         rows, edges = self._rows(count)
         if self._compiled is None:
-            index = tf.TensorSpec([None], tf.int64)
+            specs = [self._source._values[0]._type_spec, *[tf.TensorSpec([None], tf.int64)] * 2]
             # As in `schedule`: without it TensorFlow warns that the step might run here.
             with patched(self.strategy.extended, {"_being_scheduled": True}):
-                packed = tf.function(partial(_packed, self._call), autograph=False)
-                self._compiled = packed.get_concrete_function(self._source._values[0]._type_spec, index, index)
+                self._compiled = tf.function(packed, autograph=False).get_concrete_function(*specs)
         # Past the public `schedule`, which takes a compiled function alone and cannot say which call is done first.
         self._coordinator._cluster.schedule(self._make, args=(self._source, rows, edges), kwargs=None)
         self.pending += count
@@ -183,11 +187,7 @@ def _scheduled_steps(
     fresh: Sequence[np.ndarray],
     gradient_bits: int = 32,
 ) -> Callable[[Iterator[Batch], tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]:
-    """Compiles steps of one worker, while others make theirs.
-
-    (source, rows, edges [steps + 1]) ->
-        (number of the worker, loss vectors [steps, 1 + outputs], examples of each step [steps], staleness [steps],
-        seconds that each step waited for its batch [steps], the metrics' state)
+    """Compiles steps of one worker, while others make theirs: (source, rows, edges [steps + 1]) -> `Done`.
 
     Staleness counts the updates between reading the variables and updating them. A step's batch is `batch(source, rows,
     edge, next edge)`; the variables that metrics have `counted` in begin as `fresh`.
@@ -200,9 +200,9 @@ def _scheduled_steps(
         batch: Batch, state: Sequence[tf.Tensor], before: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[Addend | None]]:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-        counts, variables = metrics.CountedApart(model, counted, state), model.trainable_variables
-        held = [variable.value for variable in variables]
-        with fetched(model, before) as held_here, counts.updated(), tf.GradientTape() as tape:
+        state, variables = list(state), model.trainable_variables
+        held, apart = [variable.value for variable in variables], metrics.counted_apart(model, counted, state)
+        with fetched(model, before) as held_here, apart as counting, tf.GradientTape() as tape:
             tape.watch(list(held_here.values()))
             y_pred = call(x, training=True)
             values = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=True)
@@ -212,8 +212,8 @@ def _scheduled_steps(
         gradients: list[Addend | None] = [
             second if first is None else first if second is None else tf.add(first, second) for first, second in parts
         ]
-        counts.count(x, y, y_pred, weights)
-        return values, counts.state, gradients
+        counting(model.compute_metrics, x, y, y_pred, sample_weight=weights)
+        return values, state, gradients
 
     def one(
         source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor, index: tf.Tensor, state: Sequence[tf.Tensor],
@@ -250,11 +250,6 @@ def _scheduled_steps(
         return worker, *(array.stack() for array in (values, sizes, stale, waits)), state
 
     return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
-
-
-def _packed(call: Callable[..., object], *arguments: object) -> tf.Tensor:
-    # All results in one tensor, since each is fetched on a way of its own.
-    return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in tf.nest.flatten(call(*arguments))], 0)
 
 
 def _added_in_place() -> contextlib.AbstractContextManager[None]:
@@ -299,7 +294,7 @@ def fetched(model: keras.Model, before: tf.Tensor) -> Iterator[dict[int, tf.Tens
             for variable, value in zip(held, split(message, read), strict=True):
                 values[id(variable)] = value
                 variables.append((variable, variable._value))
-                assign = partial(assigned, variable, variable._value)
+                assign = partial(assigned, *variables[-1])
                 stack.enter_context(patched(variable, {"_value": value, "_direct_assign": assign}))
         stack.enter_context(patched(custom_gradients, {"_graph_mode_decorator": decorated}))
         yield values
@@ -310,23 +305,20 @@ def _applied(
     model: keras.Model,
     gradients: Sequence[Addend | None],
     before: tf.Tensor,
-    gradient_bits: int,
+    bits: int,
 ) -> tf.Tensor:
     """Updates weights by gradients, which each server gets in one message; returns the updates since `before`."""
-    # With `gradient_bits` 16, dense gradients travel as bfloat16.
+    # With 16 `bits`, dense gradients travel as bfloat16.
     updates, variables = model.optimizer.iterations.value, model.trainable_variables
     pairs = zip(variables, gradients, strict=True)
     present = {id(variable): gradient for variable, gradient in pairs if gradient is not None}
     by_server = _by_server(variable for variable in variables if id(variable) in present)
     sparse = {key for key, gradient in present.items() if isinstance(gradient, tf.IndexedSlices)}
-
-    def parts_of(key: int) -> list[tf.Tensor]:
-        gradient = present[key]
-        if key in sparse:
-            return [gradient.values, gradient.indices]
-        return [narrowed(gradient) if gradient_bits == 16 else gradient]
-
-    leaves = {device: [leaf for one in held for leaf in parts_of(id(one))] for device, held in by_server.items()}
+    parts_of = {
+        key: [one.values, one.indices] if key in sparse else [narrowed(one) if bits == 16 else one]
+        for key, one in present.items()
+    }
+    leaves = {device: [leaf for one in held for leaf in parts_of[id(one)]] for device, held in by_server.items()}
     messages_to = {device: joined(arrays) for device, arrays in leaves.items()}
 
     def apply(before: tf.Tensor, received: dict[str, list[tf.Tensor]]) -> tf.Tensor:
@@ -378,10 +370,9 @@ def split(message: Sequence[tf.Tensor], arrays: Sequence[tf.Tensor]) -> list[tf.
     small = [array for array in arrays if not _is_large(array)]
     large, apart = iter(message[1:] if small else message), list[tf.Tensor]()
     if small:
-        counts = 4 * sum(not array.shape.is_fully_defined() for array in small)
-        rows = iter(
-            tf.unstack(tf.bitcast(tf.reshape(message[0][:counts], [counts // 4, 4]), tf.int32)) if counts else ()
-        )
+        opened = sum(not array.shape.is_fully_defined() for array in small)
+        counts = 4 * opened
+        rows = iter(tf.unstack(tf.bitcast(tf.reshape(message[0][:counts], [opened, 4]), tf.int32)) if opened else ())
         shapes = [array.shape if array.shape.is_fully_defined() else [next(rows), *array.shape[1:]] for array in small]
         sizes = [math.prod(shape) * array.dtype.size for shape, array in zip(shapes, small, strict=True)]
         for part, shape, array in zip(tf.split(message[0][counts:], sizes, num=len(small)), shapes, small, strict=True):
@@ -392,8 +383,7 @@ def split(message: Sequence[tf.Tensor], arrays: Sequence[tf.Tensor]) -> list[tf.
 
 
 def _is_large(array: tf.Tensor) -> bool:
+    if array.shape.is_fully_defined():
+        return bool(array.shape.num_elements() * array.dtype.size >= LARGE)
     # Of one with more open dimensions than the first, no length is known.
-    shape = array.shape
-    if shape.rank and not shape.is_fully_defined():
-        return not shape[1:].is_fully_defined()
-    return shape.rank is None or shape.num_elements() * array.dtype.size >= LARGE
+    return not array.shape.rank or not array.shape[1:].is_fully_defined()

@@ -25,15 +25,14 @@ BACKWARD = "gradient_tape/"
 
 def of(loop: Loop, forgetful: bool = False) -> Size:
     """The size of a loop's model; with `forgetful` also what a step holds whose blocks compute again, for good."""
-    model, replicas = loop.model, loop.train_data.layout.local
+    model = loop.model
     listed, apart = variables.listed(model, optimizers(model))
-    per_example = example_bytes(loop.train_data.part)
-    batch = tf.nest.flatten(batches.spec(loop.train_data.part))
-    in_batch = sum(math.prod(leaf.shape[1:]) * leaf.dtype.size for leaf in batch)
-    in_batch = None if in_batch == per_example else in_batch
+    per_example, batch = example_bytes(loop.train_data.part), tf.nest.flatten(batches.spec(loop.train_data.part))
+    size = sum(math.prod(leaf.shape[1:]) * leaf.dtype.size for leaf in batch)
+    in_batch = None if size == per_example else size
     normalizations = len(normalization.layers(model))
     try:
-        step, operations = _step(loop, replicas)
+        step, operations = _step(loop)
     except ModelError as unknown:
         return Size(listed, apart, None, per_example, str(unknown), normalizations, batch_bytes=in_batch)
     again: tuple[Moment, ...] | None = None
@@ -41,7 +40,7 @@ def of(loop: Loop, forgetful: bool = False) -> Size:
     with contextlib.suppress(ModelError):
         if forgetful:
             build.forget(model)
-            again, _ = _step(loop, replicas)
+            again, _ = _step(loop)
     return Size(listed, apart, step, per_example, None, normalizations, operations, again, batch_bytes=in_batch)
 
 
@@ -53,9 +52,9 @@ def example_bytes(part: Part) -> int | None:
     return int(sum(leaf.nbytes for leaf in leaves)) // len(leaves[0])
 
 
-def _step(loop: Loop, replicas: int) -> tuple[tuple[Moment, ...], int]:
+def _step(loop: Loop) -> tuple[tuple[Moment, ...], int]:
     """(moments of a step of one replica, operations of its graph). Raises `ModelError`."""
-    body = body_of(loop.graph(EXAMPLES))
+    body, replicas = body_of(loop.graph(EXAMPLES)), loop.train_data.layout.local
     moments = tuple((fixed // replicas, growing // replicas) for fixed, growing in fullest(body))
     return moments, len(body.get_operations())
 
@@ -76,6 +75,7 @@ IN_PLACE = (
 )  # fmt: skip
 # What comes from outside of the step, or is a part of the graph.
 ELSEWHERE = ("Placeholder", "Const", "ReadVariableOp")
+LOOPS = ("While", "StatelessWhile", "TensorListReserve", "EmptyTensorList")
 # How many examples a step is followed with: a prime, so that what it divides grows with the batch.
 EXAMPLES = 509
 
@@ -89,8 +89,7 @@ def fullest(graph: tf.Graph) -> list[Bytes]:
     """(bytes of a fixed size, bytes for each example) of moments of a step, one of which is the fullest at any batch.
 
     `graph` is of one step of `EXAMPLES` examples a replica. A tensor is held from the operation that makes it to the
-    last that reads it; variables do not count. Raises `ModelError` where a size cannot be told, as of what a loop
-    keeps.
+    last that reads it; variables do not count. Raises `ModelError` where a loop keeps what cannot be told.
     """
     return envelope(_moments(graph))
 
@@ -160,21 +159,17 @@ def _moments(graph: tf.Graph) -> Iterator[Bytes]:
 
 
 def _sum(now: Bytes, others: Iterable[Bytes], sign: int = 1) -> Bytes:
-    fixed, growing = now
-    for one in others:
-        fixed, growing = fixed + sign * one[0], growing + sign * one[1]
-    return fixed, growing
+    for fixed, growing in others:
+        now = now[0] + sign * fixed, now[1] + sign * growing
+    return now
 
 
 def _bytes(operation: tf.Operation, tensor: tf.Tensor) -> Bytes:
-    if operation.type in ELSEWHERE or tensor.dtype == tf.resource:
-        return 0, 0
-    if tensor.dtype == tf.variant:
-        # The batches come by an iterator, and losses go into an array; but what a loop keeps is not to be seen.
-        if operation.type in ("While", "StatelessWhile", "TensorListReserve", "EmptyTensorList"):
-            raise ModelError("the model has a loop, and what that keeps is not in its graph")
-        return 0, 0
-    if not tensor.shape.is_fully_defined():
+    # The batches come by an iterator, and losses go into an array; but what a loop keeps is not to be seen.
+    if tensor.dtype == tf.variant and operation.type in LOOPS:
+        raise ModelError("the model has a loop, and what that keeps is not in its graph")
+    elsewhere = operation.type in ELSEWHERE or tensor.dtype in (tf.resource, tf.variant)
+    if elsewhere or not tensor.shape.is_fully_defined():
         return 0, 0
     numbers = math.prod(tensor.shape.as_list())
     size = numbers * tensor.dtype.size

@@ -39,24 +39,40 @@ def check_data(part: Part | None, name: str) -> None:
         return
     for leaf in tf.nest.flatten(part.element_spec):
         is_open = not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined()
-        of_shape = f"of shape {_written(getattr(leaf, 'shape', None))}"
-        one_size = f"{name} examples of one size, as the static shapes of a TPU need"
-        cut = "padding or cutting them to a fixed length in data.build, and tf.ensure_shape"
-        numbers = f"{name} examples of numbers, since a TPU takes no text"
-        looked_up = "turning text into numbers in data.build, with keras.layers.StringLookup"
-        refuse(
-            (is_open, one_size, f"a {type(leaf).__name__} {of_shape}", cut),
-            (not is_open and leaf.dtype == tf.string, numbers, f"tf.string {of_shape}", looked_up),
-            error=ModelError,
+        of_shape, is_text = (
+            f"of shape {_written(getattr(leaf, 'shape', None))}",
+            not is_open and leaf.dtype == tf.string,
         )
+        refuse(
+            (is_open, f"{name} examples of one size, as the static shapes of a TPU need",
+             f"a {type(leaf).__name__} {of_shape}",
+             "padding or cutting them to a fixed length in data.build, and tf.ensure_shape"),
+            (is_text, f"{name} examples of numbers, since a TPU takes no text", f"tf.string {of_shape}",
+             "turning text into numbers in data.build, with keras.layers.StringLookup"),
+            error=ModelError,
+        )  # fmt: skip
 
 
 def check_model(model: keras.Model, sample: Batch, replica_batch: int, gradient_bits: int) -> str:
     """Refuses a model, built without a strategy, whose training no TPU could compile; returns a note on another."""
     leaves = [tf.TensorSpec((replica_batch, *leaf.shape[1:]), leaf.dtype) for leaf in tf.nest.flatten(sample)]
-    if custom_steps.of(model) is None:
+    if (own := custom_steps.of(model)) is None:
         _check_shapes(model, sample, leaves)
-    _check_compiles(model, sample, leaves, gradient_bits)
+        model.optimizer.build(model.trainable_variables)
+    replicas = steps.Replicas(tf.distribute.get_strategy(), ALONE, gradient_bits, always_fed=True, static=True)
+    step = custom_steps.replica_step(model, replicas)
+
+    def one(*flat: tf.Tensor) -> tf.Tensor:
+        return step(tf.constant(float(replica_batch)), tf.nest.pack_sequence_as(sample, flat))
+
+    with losses.without_keras_scaling(), contextlib.nullcontext() if own is None else watched():
+        compiled = tf.function(one, autograph=False, jit_compile=True)
+        compiled.get_concrete_function(*leaves)
+        try:
+            # The part of XLA's work that is the same for every kind of device.
+            compiled.experimental_get_compiler_ir(*leaves)(stage="hlo")
+        except (ValueError, tf.errors.OpError) as error:
+            raise ModelError(_explain(model, str(error))) from error
     return (
         f"The check for TPUs passed: all operations of a step on {replica_batch} examples have static shapes, and XLA "
         f"compiles it. No TPU has run it yet."
@@ -98,27 +114,6 @@ def _check_shapes(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec]
             raise ModelError(expected, received, INSTEAD.get(operation.type, "a fixed size and a mask"))
 
 
-def _check_compiles(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec], gradient_bits: int) -> None:
-    own = custom_steps.of(model) is not None
-    replicas = steps.Replicas(tf.distribute.get_strategy(), ALONE, gradient_bits, always_fed=True, static=True)
-    step = custom_steps.replica_step(model, replicas)
-    examples = float(leaves[0].shape[0])
-    if not own:
-        model.optimizer.build(model.trainable_variables)
-
-    def one(*flat: tf.Tensor) -> tf.Tensor:
-        return step(tf.constant(examples), tf.nest.pack_sequence_as(sample, flat))
-
-    with losses.without_keras_scaling(), watched() if own else contextlib.nullcontext():
-        compiled = tf.function(one, autograph=False, jit_compile=True)
-        compiled.get_concrete_function(*leaves)
-        try:
-            # The part of XLA's work that is the same for every kind of device.
-            compiled.experimental_get_compiler_ir(*leaves)(stage="hlo")
-        except (ValueError, tf.errors.OpError) as error:
-            raise ModelError(_explain(model, str(error))) from error
-
-
 def _explain(model: keras.Model, message: str) -> str:
     """XLA's message in one sentence.
 
@@ -142,9 +137,7 @@ def _operations(graph: tf.Graph, visited: set[str]) -> Iterator[tf.Operation]:
     """Operations of a graph and of the functions that it calls, such as the bodies of loops."""
     # A function traced for any shape shows open ones that XLA knows; of its operations those come that are always open.
     operations = graph.get_operations()
-    vague = bool(visited) and any(
-        _open(operation.outputs[0]) for operation in operations if operation.type == "Placeholder"
-    )
+    vague = bool(visited) and any(_open(one.outputs[0]) for one in operations if one.type == "Placeholder")
     for operation in operations:
         if not vague or operation.type in ALWAYS_OPEN:
             yield operation
@@ -166,13 +159,11 @@ def _open(tensor: tf.Tensor) -> bool:
 
 def _where(model: keras.Model, path: str) -> str:
     """The innermost layer in an operation's name, in which TensorFlow numbers what is repeated."""
-    layers = {layer.name for layer in model._flatten_layers() if layer is not model}
-    layers |= {operation.name for operation in getattr(model, "operations", [])}
-    for part in reversed(path.split("/")[:-1]):
-        for name in (part, re.sub(r"_\d+$", "", part)):
-            if name in layers:
-                return f"in layer {name}"
-    return f"at {path}" if path else "somewhere"
+    inner = [*model._flatten_layers(include_self=False), *getattr(model, "operations", [])]
+    layers = {operation.name for operation in inner}
+    parts = ((part, re.sub(r"_\d+$", "", part)) for part in reversed(path.split("/")[:-1]))
+    names = (name for both in parts for name in both if name in layers)
+    return next((f"in layer {name}" for name in names), f"at {path}" if path else "somewhere")
 
 
 def _written(shape: tf.TensorShape | None) -> str:

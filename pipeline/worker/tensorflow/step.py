@@ -38,8 +38,9 @@ Steps: TypeAlias = Callable[[Batches, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf
 # (examples of the global batch, this replica's batch) -> the loss vector [1 + outputs], summed over replicas
 ReplicaStep: TypeAlias = Callable[[tf.Tensor, Batch], tf.Tensor]
 # Attributes under which a model keeps where it is if it is laid over several devices (`placement`), what calls it in
-# training if not as a whole, and what is known of its own steps (`custom_steps`).
+# training if not as a whole, what is known of its own steps (`custom_steps`), and whether a note tells of a loss.
 PLACED_AS, CALLED_AS, CUSTOM_AS = "_placement_of_pipeline", "_called_by_pipeline", "_own_steps_of_pipeline"
+NOTED_AS = "_noted_by_pipeline"
 # A model called on x, with training=True or False.
 Forward: TypeAlias = Callable[..., Batch]
 Element = TypeVar("Element")
@@ -51,8 +52,8 @@ Carried: TypeAlias = tf.Tensor | tf.TensorArray | Sequence[tf.Tensor]
 class Replicas:
     """The way in which replicas of a strategy make steps together, which add up by the `collective`.
 
-    `always_fed` promises that no replica is ever without examples, `static` batches of one shape. `padded`: each has
-    one example, which in the last replicas may only pad. With `gather` losses are of all, at most `largest`, examples.
+    `always_fed`: no replica is ever without examples; `static`: batches have one shape; `padded`: each has one example,
+    which in the last replicas may only pad. With `gather` losses are of all, at most `largest`, examples.
     """
 
     strategy: tf.distribute.Strategy
@@ -64,22 +65,17 @@ class Replicas:
     gather: bool = False
     largest: int | None = None
 
-    def share(self, batch: Batch, examples: tf.Tensor) -> tf.Tensor:
-        """The share (0 to 1) of the global batch's examples that count which this replica's batch holds."""
-        if not self.padded:
-            return tf.cast(size_of(batch), tf.float32) / examples
-        # The first replicas have the examples that count.
-        number = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return tf.where(tf.cast(number, tf.float32) < examples, 1.0 / examples, 0.0)
-
-    def fed(self, batch: Batch) -> Batch:
-        """A replica's batch, of which at least one example is there."""
-        return batch if self.always_fed else never_empty(batch)
-
-    def whole(self, batch: Batch, share: tf.Tensor) -> GlobalBatch:
-        """The global batch of which a replica has this one."""
+    def whole(self, batch: Batch, examples: tf.Tensor) -> tuple[GlobalBatch, Batch]:
+        """(the global batch of so many examples, of which a replica has this batch, that with at least one example)."""
+        if self.padded:
+            # The first replicas have the examples that count.
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            share = tf.where(tf.cast(number, tf.float32) < examples, 1.0 / examples, 0.0)
+        else:
+            share = tf.cast(size_of(batch), tf.float32) / examples
         fed = self.always_fed and not self.padded
-        return GlobalBatch(self.collective, batch, share, fed, self.static, self.largest)
+        whole = GlobalBatch(self.collective, batch, share, fed, self.static, self.largest)
+        return whole, batch if self.always_fed else never_empty(batch)
 
 
 def replica_step(model: keras.Model, replicas: Replicas, training: bool, xla: set[str] | None = None) -> ReplicaStep:
@@ -95,22 +91,21 @@ def replica_step(model: keras.Model, replicas: Replicas, training: bool, xla: se
 
     def step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         # A callback may have changed what is trained, and by what, before the step is traced.
-        share, variables, optimizer = replicas.share(batch, examples), model.trainable_variables, model.optimizer
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(replicas.fed(batch))
-        whole = replicas.whole(batch, share)
+        variables, optimizer = model.trainable_variables, model.optimizer
+        whole, batch = replicas.whole(batch, examples)
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
         begun = [] if whole.present is None else [tf.convert_to_tensor(variable.value) for variable in apart]
         before = [tf.convert_to_tensor(variable.value) for variable in moving]
         with of_step(whole):
             with marked(xla):
                 with tf.GradientTape() as tape, contextlib.nullcontext() if training else tape.stop_recording():
                     y_pred = call(x, training=training)
-                    values = losses.weighted(
-                        model, x, y, y_pred, weights, share, training, whole if replicas.gather else None
-                    )
+                    gathered = whole if replicas.gather else None
+                    values = losses.weighted(model, x, y, y_pred, weights, whole.share, training, gathered)
                     scaled = optimizer.scale_loss(values[0]) if training else values
                 gradients = tape.gradient(scaled, variables) if training else []
             if training:
-                changes = normalization.changes(moving, before, share)
+                changes = normalization.changes(moving, before, whole.share)
                 summed, (values, *changes) = sum_of(whole, gradients, replicas.gradient_bits, [values, *changes])
                 optimizer.apply(summed, variables)
                 for variable, value, change in zip(moving, before, changes, strict=True):
@@ -140,11 +135,12 @@ def marked(xla: set[str] | None) -> Iterator[None]:
     # Replicas of a process are traced in turns, in one graph: what another has added is to be compiled too.
     for operation in graph.get_operations()[before:]:
         tensors = [*operation.inputs, *operation.outputs]
-        if operation.type.startswith(NEVER_BY_XLA) or any(one.dtype in (tf.resource, tf.variant) for one in tensors):
-            continue
-        if operation.type in compilers:
+        never = operation.type.startswith(NEVER_BY_XLA) or any(
+            one.dtype in (tf.resource, tf.variant) for one in tensors
+        )
+        if not never and operation.type in compilers:
             operation._set_attr("_XlaCompile", tf.compat.v1.AttrValue(b=True))
-        elif tensors:
+        elif not never and tensors:
             xla.add(operation.type)
 
 
@@ -154,23 +150,10 @@ def optimizers(model: keras.Model) -> tuple[keras.optimizers.Optimizer, ...]:
     return (model.optimizer,) if custom is None else custom.optimizers
 
 
-def losses_by_output(model: keras.Model) -> tuple[str, ...]:
-    """Returns the names of a built model's losses for each output; none where it has one, or steps of its own."""
-    compiled = None if CUSTOM_AS in vars(model) else model._compile_loss
-    entries = (compiled and compiled._flat_losses) or ()
-    return tuple(f"{entry.name}_loss" for entry in entries) if len(entries) > 1 else ()
-
-
 def all_reduce_once(optimizer: keras.optimizers.Optimizer) -> None:
     """Keeps Keras from summing gradients over replicas a second time."""
     for one in within(optimizer):
         one._all_reduce_sum_gradients = list
-
-
-def sum_as_keras_does(optimizer: keras.optimizers.Optimizer) -> None:
-    """Gives an optimizer back to Keras, which then sums gradients over replicas itself."""
-    for one in within(optimizer):
-        vars(one).pop("_all_reduce_sum_gradients", None)
 
 
 def many(
@@ -178,8 +161,7 @@ def many(
     replica_step: ReplicaStep,
     around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Steps:
-    """A compiled loop over steps, which are traced `around` what that keeps in place."""
-
+    """A compiled loop over steps, which are traced inside what `around` gives."""
     # What is not handed out to asynchronous workers this process computes by itself.
     alone = isinstance(strategy, tf.distribute.ParameterServerStrategy)
 

@@ -3,11 +3,10 @@
 By itself Keras fetches a whole table to look up a few of its rows, and fails where TensorFlow has cut one.
 """
 
-import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import keras
@@ -51,12 +50,11 @@ def check(model: keras.Model, min_shard_bytes: int | None) -> list[str]:
         return []
     cut = [layer for layer in model._flatten_layers() if isinstance(layer, _ShardedTable) and len(layer._shards) > 1]
     for optimizer in updating(model.optimizer) if cut else ():
-        if not isinstance(optimizer, _OF_WHOLE_VARIABLES) and optimizer.clipnorm is None:
-            continue
-        what = "clipnorm" if optimizer.clipnorm is not None else type(optimizer).__name__.lower()
-        pieces = f"{cut[0].path} is cut into {len(cut[0]._shards)} shards"
-        expected = f"an optimizer that treats each weight by itself, since {pieces}"
-        raise ModelError(expected, what, "strategy.min_shard_bytes=null, or train.optimizer=adam")
+        clips, pieces = optimizer.clipnorm is not None, f"{cut[0].path} is cut into {len(cut[0]._shards)} shards"
+        if clips or isinstance(optimizer, _OF_WHOLE_VARIABLES):
+            expected = f"an optimizer that treats each weight by itself, since {pieces}"
+            received = "clipnorm" if clips else type(optimizer).__name__.lower()
+            raise ModelError(expected, received, "strategy.min_shard_bytes=null, or train.optimizer=adam")
     embeddings = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
     of_tables = {id(weight) for layer in embeddings for weight in layer.weights}
     whole = [variable for variable in model.trainable_variables if not _SHARD.search(variable.path)]
@@ -84,9 +82,8 @@ def grouped(variables: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
     """The variables, those that are shards of one table together."""
     groups: dict[str, list[keras.Variable]] = {}
     for place, variable in enumerate(variables):
-        shard = _SHARD.search(variable.path)
-        key = _SHARD.sub("", variable.path) if shard else f"{place}"
-        groups.setdefault(key, []).append(variable)
+        name, shards = _SHARD.subn("", variable.path)
+        groups.setdefault(name if shards else f"{place}", []).append(variable)
     return list(groups.values())
 
 
@@ -168,25 +165,20 @@ def _held(shard: keras.Variable) -> tf.Variable | tf.Tensor:
 
 def _cut(layer: keras.layers.Embedding, count: int) -> list[keras.Variable]:
     """Returns the layer's shards by rows, the first longer by one where these do not divide, with initial values."""
-    whole: list[tf.Tensor] = []
 
-    def part(start: int, stop: int) -> Callable[..., tf.Tensor]:
-        def initial(shape: tuple[int, int], dtype: str | None = None) -> tf.Tensor:
-            if not whole:
-                # Also where Keras only asks for shapes, in graphs of which none may use what another has.
-                with tf.init_scope():
-                    whole.append(layer.embeddings_initializer((layer.input_dim, layer.output_dim), dtype=dtype))
-            return whole[0][start:stop]
+    @cache
+    def whole(dtype: str | None) -> tf.Tensor:
+        # Also where Keras only asks for shapes, in graphs of which none may use what another has.
+        with tf.init_scope():
+            return layer.embeddings_initializer((layer.input_dim, layer.output_dim), dtype=dtype)
 
-        return initial
+    def part(rows: np.ndarray, shape: tuple[int, int], dtype: str | None = None) -> tf.Tensor:
+        return whole(dtype)[int(rows[0]) : int(rows[-1]) + 1]
 
-    edges = np.cumsum([0, *(len(rows) for rows in np.array_split(np.arange(layer.input_dim), count))]).tolist()
+    parts, name = np.array_split(np.arange(layer.input_dim), count), f"_of_{count}"
     return [
         layer.add_weight(
-            shape=(stop - start, layer.output_dim),
-            initializer=part(start, stop),
-            name=f"embeddings_shard_{place}_of_{count}",
-            trainable=True,
+            shape=(len(rows), layer.output_dim), initializer=partial(part, rows), name=f"embeddings_shard_{place}{name}"
         )
-        for place, (start, stop) in enumerate(itertools.pairwise(edges))
+        for place, rows in enumerate(parts)
     ]

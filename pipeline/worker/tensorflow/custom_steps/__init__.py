@@ -3,8 +3,7 @@
 While a model's own `train_step` or `test_step` is traced on a replica, gradients of variables are weighed by the
 replica's share of the examples and added over replicas where a tape gives them, before anyone clips or applies them.
 A metric that is given a number of the batch counts it by that share; one that is given examples adds up as it is.
-A step is a person's code, written for one device, and is left as it is: what it calls of Keras and TensorFlow is
-answered in their place while it is traced.
+The step, a person's code for one device, is left as it is: what it calls is answered in its owner's place.
 """
 
 import contextlib
@@ -34,9 +33,9 @@ from pipeline.worker.tensorflow.step import Replicas
 Result: TypeAlias = tuple[keras.metrics.Metric, str | None]
 # What `Optimizer.apply` is given.
 Flat: TypeAlias = Sequence[Addend | None]
-# What `GradientTape.gradient` gives, and what it takes them of.
-Gradients: TypeAlias = Nested[Addend | None]
-Sources: TypeAlias = Nested[tf.Tensor | tf.Variable | keras.Variable]
+# What `GradientTape.gradient` takes them of.
+Sources: TypeAlias = Sequence[tf.Tensor | tf.Variable | keras.Variable]
+VARIABLES = (keras.Variable, tf.Variable)
 # A gradient is followed back through so many operations to the sums over replicas that it is made of.
 FOLLOWED = 1_000
 
@@ -62,8 +61,6 @@ class CustomSteps:
     # None where nothing evaluates the model, for the reason `untested`.
     test: Returned | None
     untested: str = ""
-    # Are gradients taken of a sum over examples, which is told?
-    sums: bool = False
 
     def returned(self, training: bool) -> Returned:
         """Returns what a step of training, or of validation, gives back."""
@@ -124,7 +121,7 @@ def replica_step(
     moving = normalization.apart(model) if training and replicas.collective.replicas > 1 else []
 
     def step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
-        whole, fed = replicas.whole(batch, replicas.share(batch, examples)), replicas.fed(batch)
+        whole, fed = replicas.whole(batch, examples)
         with of_step(whole), steps.marked(xla):
             replica = _Replica(whole, fed, replicas.gradient_bits if training else 32)
             return replica.values_of(call, given(fed, own.arrays), returned, moving)
@@ -186,10 +183,11 @@ def kinds(owner: type) -> set[type]:
     return family
 
 
-def _gradient(watcher: Any, call: Any, tape: object, target: object, sources: Sources, *rest: Any, **named: Any) -> Any:
+def _gradient(watcher: Any, call: Any, tape: object, target: object, sources: Any, *rest: Any, **named: Any) -> Any:
     # Inside a gradient, one of variables is a part of it, as of a layer that is computed twice.
     with watching(None):
-        return watcher.gradient(lambda variables: call(tape, target, variables, *rest, **named), target, sources)
+        flat = watcher.gradient(lambda some: call(tape, target, some, *rest, **named), target, tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(sources, flat)
 
 
 def _apply(watcher: Any, call: Any, optimizer: object, grads: Flat, trainable_variables: object = None) -> None:
@@ -276,12 +274,9 @@ class _Replica(Watcher):
         assert isinstance(summed, tf.Tensor), "numbers are no rows of a table"
         return summed
 
-    def gradient(self, call: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
+    def gradient(self, call: Callable[[Sources], Flat], target: Nested[tf.Tensor], sources: Sources) -> Flat:
         # Those of variables are of the global batch; of all else, of what is here.
-        gradients, flat_sources = tf.nest.flatten(call(sources)), tf.nest.flatten(sources)
-        here = [isinstance(source, keras.Variable | tf.Variable) for source in flat_sources]
-        packed: Gradients = tf.nest.pack_sequence_as(sources, self._totals(gradients, here))
-        return packed
+        return self._totals(call(sources), [isinstance(source, VARIABLES) for source in sources])
 
     def apply(self, optimizer: object, call: Callable[[Flat], None], gradients: Flat, variables: object) -> None:
         # What is not made of sums over replicas alone is added up.

@@ -4,8 +4,8 @@ Such a model may have no `call`, and optimizers under any name. So its steps are
 way of building: nothing is computed, assigned or drawn, and what layers they call are built.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import keras
@@ -17,7 +17,7 @@ from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError, reason
 from pipeline.worker.tensorflow import custom_steps
 from pipeline.worker.tensorflow import loss_scaling as losses
-from pipeline.worker.tensorflow.custom_steps import CustomSteps, Gradients, Returned, Sources, Watcher
+from pipeline.worker.tensorflow.custom_steps import VARIABLES, CustomSteps, Flat, Returned, Sources, Watcher
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction
 from pipeline.worker.tensorflow.step import CUSTOM_AS
@@ -29,10 +29,9 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
         lambda leaf: keras.KerasTensor((None, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype)),
         custom_steps.given(batch, arrays),
     )
-    look, whole = _Look(), all(layer.built for layer in model._flatten_layers(include_self=False))
-    train = _returned(look, model, "train_step", symbols)
-    if not whole:
-        # A step that names weights before it calls their layers sees them when it is made once more.
+    whole = all(layer.built for layer in model._flatten_layers(include_self=False))
+    # A step that names weights before it calls their layers sees them when it is made once more.
+    for _ in range(1 if whole else 2):
         look = _Look()
         train = _returned(look, model, "train_step", symbols)
     if not look.applied:
@@ -74,7 +73,6 @@ def sums_over_examples(model: keras.Model, batch: Batch) -> list[str]:
     for values in zip(*tries, strict=False):
         rule = reduction.reduction_of(values[:3])
         if Reduction.SUM in (rule, rule is Reduction.NEITHER and reduction.of_doubled(values)):
-            vars(model)[CUSTOM_AS] = dataclasses.replace(own, sums=True)
             return [
                 f"Expected a train_step that takes gradients of a mean over examples, received a sum in that of "
                 f"{type(model).__name__}: each replica's counts by its share of the examples, so that over several it "
@@ -84,10 +82,9 @@ def sums_over_examples(model: keras.Model, batch: Batch) -> list[str]:
 
 
 def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[keras.KerasTensor]) -> Returned:
-    step = getattr(model, name)
     try:
         with custom_steps.watched():
-            compute_output_spec(lambda batch: look.at(step, batch), symbols)
+            compute_output_spec(partial(look.at, getattr(model, name)), symbols)
     except Exception as error:  # whatever a person's code raises
         raise ModelError(
             f"{reason(error).rstrip('.')}. Expected a {name} that takes a batch of the data, received this from "
@@ -135,15 +132,13 @@ class _Look(Watcher):
         self.used = list({id(metric): metric for tensor, (metric, _) in symbols if tensor.consumers()}.values())
         return ()
 
-    def gradient(self, call: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
+    def gradient(self, call: Callable[[Sources], Flat], target: Nested[tf.Tensor], sources: Sources) -> Flat:
         # Zeros for variables, which may not be there yet.
-        flat, kinds = tf.nest.flatten(sources), (keras.Variable, tf.Variable)
-        if any(isinstance(source, kinds) for source in flat):
+        others = [source for source in sources if not isinstance(source, VARIABLES)]
+        if len(others) < len(sources):
             self.targets += tf.nest.flatten(target)
-        others = iter(call([source for source in flat if not isinstance(source, kinds)]) or ())
-        zeros = [tf.zeros(source.shape, source.dtype) if isinstance(source, kinds) else next(others) for source in flat]
-        packed: Gradients = tf.nest.pack_sequence_as(sources, zeros)
-        return packed
+        gradients = iter(call(others) or ())
+        return [tf.zeros(one.shape, one.dtype) if isinstance(one, VARIABLES) else next(gradients) for one in sources]
 
     def apply(self, optimizer: keras.optimizers.Optimizer, call: Any, gradients: Any, variables: Any) -> None:
         trained = self.applied.setdefault(optimizer, [])

@@ -22,8 +22,8 @@ from pipeline.worker.model_error import ModelError, told
 from pipeline.worker.tensorflow.collective import Addend, by_replica, lost_a_peer, texts
 from pipeline.worker.tensorflow.equality_check.trial import Trial, Trials
 from pipeline.worker.tensorflow.loop import Loop
-from pipeline.worker.tensorflow.loss_scaling import probing
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch
+from pipeline.worker.tensorflow.step import NOTED_AS
 
 # Examples of a replica with an even number and of the next one: means go wrong where replicas have not as many.
 SHARES = (3, 2)
@@ -130,10 +130,10 @@ class _Comparison:
         layer = _first_layer(replicas, one, edges, self._tolerance, disturbed) if aligned else None
         cause, advice = _explained(differing, layer, aligned, self._own is not None)
         # Has a note at build time told of the loss that makes such differences where no layer does?
-        kinds, is_noted = {difference.what for difference in differing}, aligned and layer is None
-        if self._own is None:
-            is_noted = is_noted and "loss" in kinds and probing.depends_on_batch(self._loop.model)
-        elif is_noted := is_noted and self._own.sums and "state" not in kinds:
+        kinds, of_loss = {difference.what for difference in differing}, aligned and layer is None
+        expected = "loss" in kinds if self._own is None else "state" not in kinds
+        is_noted = of_loss and expected and vars(self._loop.model)[NOTED_AS]
+        if is_noted and self._own is not None:
             cause, advice = SUMMED
         return Check("different", [layer, *differing] if layer else differing, cause, advice, unsaid, noted=is_noted)
 
@@ -201,10 +201,10 @@ def _explained(differences: list[Difference], layer: Difference | None, aligned:
             "Try a metric that keeps sums, or train.check=off, if its value does not matter.",
         )
     if "loss" not in kinds and "gradient" in kinds:
-        last = [difference for difference in differences if difference.what == "gradient"][-1]
+        *_, last = (difference.name for difference in differences if difference.what == "gradient")
         return (
-            f"The loss does not: a gradient is made of a replica's part of the batch as a whole, at {last.name} or "
-            f"after it.",
+            f"The loss does not: a gradient is made of a replica's part of the batch as a whole, at {last} or "
+            "after it.",
             "Try a gradient that is a sum over examples, or train.check=off, if that is meant.",
         )
     return (

@@ -5,13 +5,14 @@ open sizes, which is when replicas find out what to add up, and run once. An opt
 keeps them, and what is assigned is put back.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -72,11 +73,10 @@ class Trials:
         self.own = own = custom_steps.of(model)
         counting, beside = loop.counting(), list(loop.beside)
         self._step = custom_steps.replica_step(model, Replicas(loop.strategy, collective, gather=loop.gather))
-        if own is None:
-            held = [*counting, *(one for one in model.variables if not one.trainable), *beside]
-            # Keras does not know of those of TensorFlow, and a person's own code may assign what it likes.
-            self._kept = [variable for variable in beside if not isinstance(variable, keras.Variable)]
-        else:
+        # Keras does not know of those of TensorFlow, and a person's own code may assign what it likes.
+        self._kept = [variable for variable in beside if not isinstance(variable, keras.Variable)]
+        held = [*counting, *(one for one in model.variables if not one.trainable), *beside]
+        if own is not None:
             of_optimizers = [variable for optimizer in own.optimizers for variable in optimizer.variables]
             self._kept = held = [*counting, *model.variables, *of_optimizers, *beside]
         self._held = list({id(one): one for one in held if isinstance(one, keras.Variable)}.values())
@@ -95,11 +95,11 @@ class Trials:
             summed = strategy.run(self._step, args=(examples, by_replica(strategy, batches)))
             return strategy.experimental_local_results(summed)[0]
 
-        # TensorFlow would say that what is run once would be faster compiled.
-        quiet, wait_one = (tf.get_logger(), {"disabled": True}), tf.train.Coordinator.wait_for_stop
+        wait_one = tf.train.Coordinator.wait_for_stop
         wait = {"wait_for_stop": lambda coordinator, timeout=None: wait_one(coordinator, THREAD_SECONDS)}
-        quick = (tf.train.Coordinator, wait)
-        with self._put_back(trial), all_patched([quiet, quick]):
+        # TensorFlow would say that what is run once would be faster compiled.
+        quiet = patched(tf.get_logger(), {"disabled": True})
+        with self._put_back(trial), quiet, patched(tf.train.Coordinator, wait):
             values = self._make(step, trial, examples, batches)
             trial.numbers = self._numbers(values, flat(self._loop.metrics()))
         self._loop.reset_metrics()
@@ -120,14 +120,9 @@ class Trials:
         return trial
 
     def _make(
-        self,
-        step: Step,
-        trial: Trial,
-        examples: int,
-        batches: Sequence[Batch],
-        noise: np.random.Generator | None = None,
-        until: float = math.inf,
-    ) -> np.ndarray:
+        self, step: Step, trial: Trial, examples: int, batches: Sequence[Batch],
+        noise: np.random.Generator | None = None, until: float = math.inf,
+    ) -> np.ndarray:  # fmt: skip
         """The loss vector of the step, in which nothing is drawn or applied."""
         gradients: dict[int, dict[str, Addend]] = {}
         run = step if self.own is None else partial(_traced, step, trial, gradients)
@@ -217,21 +212,14 @@ def _of_first(gradients: Mapping[int, dict[str, Addend]]) -> dict[str, Addend]:
 
 def _unused(names: Mapping[str, object], name: str, what: str) -> str:
     """A name that is not among these: itself, or with how many times there is one."""
-    times, unused = 1, name
-    while unused in names:
-        times += 1
-        unused = f"{name}, {what} {times}"
-    return unused
+    numbered = (f"{name}, {what} {times}" for times in itertools.count(2))
+    return next(one for one in itertools.chain([name], numbered) if one not in names)
 
 
 def _not_applied(gradients: dict[int, dict[str, Addend]]) -> AbstractContextManager[None]:
     """Inside, optimizers apply nothing of what they are given, which is kept by replica, in its order."""
 
-    def apply(
-        optimizer: keras.optimizers.Optimizer,
-        grads: Sequence[Addend | None],
-        trainable_variables: Sequence[keras.Variable] | None = None,
-    ) -> None:
+    def apply(optimizer: Any, grads: Sequence[Addend | None], trainable_variables: Any = None) -> None:
         applied = gradients.setdefault(_replica(), {})
         variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
         for gradient, variable in zip(grads, variables, strict=False):

@@ -3,25 +3,32 @@
 Keras takes the mean over a replica's own examples and then over replicas, which weighs an example of a short batch
 more than another. Here a replica's loss is weighted by its share of the global batch's examples, which is exact for
 every mean over examples and for penalties on weights alike, the shares adding up to one. Losses that are no such mean
-(sums, means by sample weight, masked means) are brought to that rule one by one; `probing.py` finds out which they are.
+(sums, means by sample weight, masked means) are brought to that rule one by one. Which they are of those that are not
+Keras's own is found out before training: compiled ones are computed on made-up labels and outputs, without the model;
+a model that adds to the loss in its layers, or computes it by itself, is called on made-up examples.
 """
 
 import contextlib
+import functools
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from pipeline.private import get_keras_mask, keras_loss
+from pipeline.worker import labels
 from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch
-from pipeline.worker.patched import patched
+from pipeline.worker.patched import all_patched, patched
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, as_one_device
-from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction, tolerance_of, total
+from pipeline.worker.tensorflow.loss_scaling.reduction import SEEDS, Reduction, made_up, on_pieces, reduction_of, total
 
 
 def without_keras_scaling() -> contextlib.AbstractContextManager[None]:
@@ -42,10 +49,10 @@ def without_keras_scaling() -> contextlib.AbstractContextManager[None]:
 def make_exact(model: keras.Model, collective: Collective[Addend]) -> None:
     """Wraps the compiled losses of a built model."""
     apart(model)
-    if (compiled := model._compile_loss) is not None and compiled._flat_losses:
-        compiled._flat_losses = [
+    if entries := getattr(model._compile_loss, "_flat_losses", None):
+        model._compile_loss._flat_losses = [
             entry if isinstance(entry.loss, ExactLoss) else entry._replace(loss=ExactLoss(entry.loss, collective))
-            for entry in compiled._flat_losses
+            for entry in entries
         ]
 
 
@@ -83,15 +90,31 @@ def weighted(
     return tf.where(share > 0, tf.stack(parts), 0.0)
 
 
+def find(model: keras.Model, batch: Batch, gather: bool) -> list[str]:
+    """Tells the losses of an exact model how they scale; returns notes of those that do not add up."""
+    with without_keras_scaling():
+        unfit = [] if gather else _compiled(model, batch)
+        own = not gather and reduction.is_own(model, "compute_loss")
+        if own or any(
+            getattr(layer, "activity_regularizer", None) is not None or reduction.mentions(type(layer), "add_loss")
+            for layer in model._flatten_layers()
+        ):
+            # Whatever a model of a person's own raises on made-up examples.
+            with contextlib.suppress(Exception):
+                for name in _of_model(model, batch, own, quiet=bool(unfit)):
+                    unfit.append(name)
+    by_gathering = "train.gather=true, or gather=True in pipeline.fit"
+    instead = "that loss in compile or compute_loss, from the model's outputs" if gather else by_gathering
+    return [
+        f"Expected losses that are means or sums over examples, received {name}, which depends on the batch as a "
+        f"whole: over several replicas it is the mean of each replica's, not one device's. Try {instead}."
+        for name in unfit
+    ]
+
+
 def rules_of(layer: keras.layers.Layer) -> "Rules":
     """Returns the reductions of what a layer of an exact model adds to the loss."""
     return layer._losses.rules  # type: ignore[no-any-return]
-
-
-def compiled_of(model: keras.Model) -> list["ExactLoss"]:
-    """Returns the compiled losses of a model that is made exact."""
-    entries = [] if model._compile_loss is None else model._compile_loss._flat_losses or []
-    return [entry.loss for entry in entries]
 
 
 def call(model: keras.Model, x: Batch, training: bool) -> Batch:
@@ -152,23 +175,26 @@ class _LossesOfThread(threading.local):
 
 def added(losses: list[tf.Tensor], rules: Rules, share: tf.Tensor, training: bool) -> list[tf.Tensor]:
     """Scales a layer's losses so that each times the replica's share adds up to the global value."""
-    reductions = rules.added.get(training, ())
+    reductions = itertools.chain(rules.added.get(training, ()), itertools.repeat(Reduction.MEAN))
     return [
-        tf.math.divide_no_nan(loss, tf.cast(share, loss.dtype))
-        if place < len(reductions) and reductions[place] is Reduction.SUM
-        else loss
-        for place, loss in enumerate(losses)
+        tf.math.divide_no_nan(loss, tf.cast(share, loss.dtype)) if reduction is Reduction.SUM else loss
+        for loss, reduction in zip(losses, reductions, strict=False)
     ]
 
 
-def sample(loss: keras.losses.Loss, *values: tf.Tensor) -> tuple[float, float | None, float, bool]:
+def _sample(loss: keras.losses.Loss, *values: tf.Tensor) -> tuple[float, float | None, float, bool]:
     """(value of a loss of labels and outputs, the sum of weights or mask that it applies itself, tolerance, masked)."""
     # Keras applies weights to what `call` gives.
     weights = None if type(loss).__call__ is keras.losses.Loss.__call__ else values[2]
     _tracing.mask = None
     value, mask = loss(*values[:2], weights), _tracing.mask
     counted = weights if mask is None else tf.cast(mask, tf.float32)
-    return total(value), None if counted is None else total(counted), tolerance_of(value.dtype), mask is not None
+    return (
+        total(value),
+        None if counted is None else total(counted),
+        reduction.tolerance_of(value.dtype),
+        mask is not None,
+    )
 
 
 class ExactLoss:
@@ -215,12 +241,127 @@ class ExactLoss:
         one = _tracing.rank == 0
         mask = None if one or _tracing.alone else get_keras_mask(y_pred) if _tracing.rank is None else _tracing.mask
         by_weight = rule is Reduction.WEIGHTED or (reduction == "mean_with_sample_weight" and not one)
-        if by_weight and sample_weight is not None and not _tracing.alone:
-            count = tf.cast(sample_weight, tf.float32)
-            count = tf.reduce_sum(count if mask is None else count * tf.cast(mask, tf.float32))
-        elif mask is not None:
-            count = tf.reduce_sum(tf.cast(mask, tf.float32))
-        else:
+        weights = sample_weight if by_weight and not _tracing.alone else None
+        factors = [tf.cast(factor, tf.float32) for factor in (weights, mask) if factor is not None]
+        if not factors:
             return None
-        count *= tf.cast(_tracing.share > 0, tf.float32)  # An example that only pads a static batch is none.
+        # An example that only pads a static batch is none.
+        count = tf.reduce_sum(functools.reduce(tf.multiply, factors)) * tf.cast(_tracing.share > 0, tf.float32)
         return tf.math.divide_no_nan(count, *self._collective.sum([count]))
+
+
+def _compiled(model: keras.Model, batch: Batch) -> list[str]:
+    """Tries compiled losses, each on its part of labels and outputs; returns the names of those that do not add up."""
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+    compiled = [entry.loss for entry in getattr(model._compile_loss, "_flat_losses", None) or ()]
+    for loss in compiled:
+        loss.rule = None
+    if not compiled or y is None:
+        return []
+
+    def samples(piece: Batch, share: float) -> list[list[Any]]:
+        of_all: list[list[Any]] = [[] for _ in compiled]
+
+        def tried(loss: keras.losses.Loss, of_loss: list[Any], *values: tf.Tensor) -> tf.Tensor:
+            try:
+                of_loss.append(_sample(loss, *values))
+            except Exception:  # whatever a loss of a person's own raises on made-up labels
+                of_loss.append(None)
+            return tf.zeros(())
+
+        pairs = zip(compiled, of_all, strict=True)
+        with all_patched((one, {"loss": partial(tried, one.loss, own)}) for one, own in pairs), reduction.scope(model):
+            model._compile_loss(*piece)
+        return of_all
+
+    with contextlib.suppress(Exception):  # what does not fit together is told of when it is trained
+        predicted = labels.predicted(model, x)
+        # Keras's own take means over the last axis, which is the batch's where outputs have no other.
+        if all(len(output.shape) > 1 for output in keras.tree.flatten(predicted)):
+            compiled = [loss for loss in compiled if not reduction.is_known(loss.loss)]
+        for seed in SEEDS:
+            if not all(loss.rule for loss in compiled):
+                pieces = on_pieces(samples, made_up((y, predicted, weights), seed))
+                for loss, *of_loss in zip(compiled, *pieces[:3], strict=True):
+                    different = {loss.rule, *map(_reduction_of_samples, *of_loss)} - {None}
+                    loss.rule = Reduction.NEITHER if len(different) > 1 else next(iter(different), None)
+    return [f"the loss {loss.name}" for loss in compiled if loss.rule is Reduction.NEITHER]
+
+
+def _reduction_of_samples(*samples: tuple[float, float | None, float, bool] | None) -> Reduction | None:
+    """Returns a loss's reduction from its values on a batch and its parts; None where they do not tell."""
+    if None in samples:
+        return None
+    values, counts, (tolerance, *_), (is_masked, *_) = zip(*filter(None, samples), strict=True)
+    rule = reduction_of(values, tolerance, None if None in counts else counts[1:])
+    # What is left where some labels count for nothing is a mean or a sum by its reduction, unless it is of the batch as
+    # a whole, as one over pairs that masks examples without any.
+    return None if is_masked and rule is not Reduction.NEITHER else rule
+
+
+def _of_model(model: keras.Model, batch: Batch, own: bool, quiet: bool) -> Iterator[str]:
+    """Tries what the model adds to or computes as its loss; gives what does not add up, unless `quiet`."""
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    examples, layers = made_up((x, y), SEEDS[0]), list(model._flatten_layers())
+    # With the statistics of a batch, what the model makes of an example depends on the others in training.
+    exact = not any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers)
+    tolerance = max(reduction.tolerance_of(layer.compute_dtype or "float32") for layer in layers)
+
+    def own_losses(training: bool, piece: Batch, share: float) -> list[list[float]]:
+        with reduction.scope(model):
+            call(model, keras.utils.unpack_x_y_sample_weight(piece)[0], training)
+            return [[total(loss) for loss in layer._get_own_losses()] for layer in layers]
+
+    calls = {training: on_pieces(partial(own_losses, training), examples) for training in (True, False)}
+    for place, layer in enumerate(layers):
+        pieces = {training: [of_layers[place] for of_layers in calls[training]] for training in calls}
+        rules_of(layer).added = rules = {
+            training: _rules(pieces[training], pieces[False], exact, tolerance) for training in pieces
+        }
+        if any(Reduction.NEITHER in of_calls for of_calls in rules.values()):
+            yield f"what {layer.name} adds to the loss"
+            quiet = True
+    if own:
+        # MEAN is a loss that is one once sums in it are brought to that, SUM one that is a sum.
+        scaled, as_it_is = (on_pieces(partial(_whole, model, as_is), examples) for as_is in (False, True))
+        if reduction_of(scaled[:3], tolerance) in (None, Reduction.MEAN):
+            rule = Reduction.MEAN
+        elif (rule := reduction_of(as_it_is[:3], tolerance) or Reduction.NEITHER) is not Reduction.SUM:
+            rule = (None if exact else reduction.of_doubled(as_it_is, tolerance)) or Reduction.NEITHER
+        rules_of(model).whole = rule
+        if rule is Reduction.NEITHER and not quiet:
+            yield f"compute_loss of {type(model).__name__}"
+
+
+def _rules(
+    pieces: Sequence[list[float]], in_validation: Sequence[list[float]], exact: bool, tolerance: float
+) -> tuple[Reduction, ...]:
+    """The reduction of each loss that a layer has added, from its calls on all pieces, and those in validation."""
+    if len({len(piece) for piece in pieces}) != 1:
+        return ()
+    trained, validated = list(zip(*pieces, strict=True)), list(zip(*in_validation, strict=False))
+    rules = []
+    for place, values in enumerate(trained):
+        rule = reduction_of(values[:3], tolerance)
+        if not exact and rule is Reduction.NEITHER:
+            # In validation layers know of no statistics of the batch; in training those of the same examples are alike.
+            again = reduction_of(validated[place][:3], tolerance) if len(validated) == len(trained) else None
+            rule = again or reduction.of_doubled(values, tolerance)
+        rules.append(rule or Reduction.MEAN)
+    return tuple(rules)
+
+
+def _whole(model: keras.Model, as_is: bool, piece: Batch, share: float) -> float:
+    x, y = keras.utils.unpack_x_y_sample_weight(piece)[:2]
+    with reduction.scope(model), contextlib.ExitStack() as stack:
+        y_pred = call(model, x, training=True)
+        if not as_is:
+            # The losses of all layers, as a step has them.
+            override = [
+                loss
+                for layer in model._flatten_layers()
+                for loss in added(layer._get_own_losses(), rules_of(layer), tf.constant(share), True)
+            ] + model._get_regularization_losses()
+            stack.enter_context(patched(model, {"_losses_override": override}))
+        stack.enter_context(traced(tf.constant(share), training=True, as_is=as_is, alone=True))
+        return total(model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=None, training=True))

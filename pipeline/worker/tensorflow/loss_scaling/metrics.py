@@ -45,12 +45,11 @@ def _compiled(model: keras.Model) -> list[keras.metrics.Metric]:
 def count_on_global_batch(model: keras.Model, batch: Batch) -> None:
     """Shows the global batch to those metrics of a built model whose states replicas cannot add."""
     given_back(model)
-    tries = [_updates(model, batch, seed) for seed in reduction.SEEDS]
+    tries = _tries(model, batch)
     # What layers update where all replicas share a variable, also by an example that only stands for none.
-    shared = [
-        metric for metric in _own(model) if not all(hasattr(variable.value, "values") for variable in metric.variables)
-    ]
-    calls = {id(metric): updates for metric, updates in tries[0]}
+    shared = [metric for metric in _own(model) if not all(hasattr(one.value, "values") for one in metric.variables)]
+    # Those of the first seed.
+    calls = {id(metric): updates for metric, updates in reversed(tries)}
     for metric in _distinct([*_not_added(tries, over_examples=True), *shared]):
         # Past Keras's own setter, which would track it.
         vars(metric)["update_state"] = _OnGlobalBatch(metric, calls.get(id(metric), ()))
@@ -58,7 +57,7 @@ def count_on_global_batch(model: keras.Model, batch: Batch) -> None:
 
 def not_added(model: keras.Model, batch: Batch) -> list[keras.metrics.Metric]:
     """The metrics of a built model whose state is no sum over batches."""
-    return _not_added([_updates(model, batch, seed) for seed in reduction.SEEDS], over_examples=False)
+    return _not_added(_tries(model, batch), over_examples=False)
 
 
 def on_global_batch(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -106,27 +105,20 @@ def counted(model: keras.Model) -> list[keras.Variable]:
     return [variable for variable in model.metrics_variables if id(variable) not in lasting]
 
 
-class CountedApart:
-    """The values of the variables that a model's metrics count in, while the variables stay as they are."""
+@contextlib.contextmanager
+def counted_apart(
+    model: keras.Model, variables: Sequence[keras.Variable], state: list[tf.Tensor]
+) -> Iterator[Callable[..., None]]:
+    """Inside, metrics that layers or a loss update count in `state`, not in variables; gives what calls others so."""
 
-    def __init__(self, model: keras.Model, variables: Sequence[keras.Variable], state: Sequence[tf.Tensor]) -> None:
-        self._model, self._variables, self.state = model, variables, list(state)
-
-    def updated(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, metrics that layers update, or a loss of the model's own, count here."""
-        own = [metric for metric in _own(self._model) if "update_state" not in vars(metric)]
-        return all_patched(
-            (metric, {"update_state": partial(self._in_scope, type(metric).update_state, metric)}) for metric in own
-        )
-
-    def count(self, x: Batch, y: Batch, y_pred: Batch, weights: Batch | None) -> None:
-        """Counts a batch by the metrics that the model is compiled with, and whatever else its step counts by."""
-        self._in_scope(self._model.compute_metrics, x, y, y_pred, sample_weight=weights)
-
-    def _in_scope(self, update: Callable[..., object], *values: object, **named: object) -> None:
-        with keras.StatelessScope(zip(self._variables, self.state, strict=True)) as scope:
+    def counting(update: Callable[..., object], *values: object, **named: object) -> None:
+        with keras.StatelessScope(zip(variables, state, strict=True)) as scope:
             update(*values, **named)
-        self.state = [scope.get_current_value(variable) for variable in self._variables]
+        state[:] = [scope.get_current_value(variable) for variable in variables]
+
+    own = [metric for metric in _own(model) if "update_state" not in vars(metric)]
+    with all_patched((one, {"update_state": partial(counting, type(one).update_state, one)}) for one in own):
+        yield counting
 
 
 class _OnGlobalBatch:
@@ -135,10 +127,8 @@ class _OnGlobalBatch:
     def __init__(self, metric: keras.metrics.Metric, updates: Updates) -> None:
         self._metric, self.fresh = metric, _fresh(metric)
         # The numbers for the batch that it is given in a step scale so, in their order.
-        numbers = (
-            [float(leaf) for leaf in keras.tree.flatten(calls) if _is_number(leaf) and not len(leaf.shape)]
-            for calls in updates
-        )
+        leaves = (filter(_is_number, keras.tree.flatten(calls)) for calls in updates)
+        numbers = ([float(leaf) for leaf in of_calls if not len(leaf.shape)] for of_calls in leaves)
         self._numbers = [reduction.reduction_of(values) for values in zip(*numbers, strict=False)]
 
     def __call__(self, *values: Nested[tf.Tensor], **named: Nested[tf.Tensor]) -> None:
@@ -184,27 +174,24 @@ def _assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: tf.T
 def _add_up(metric: keras.metrics.Metric, updates: Updates, over_examples: bool) -> bool:
     """True if the metric's state adds up over updates, and with `over_examples` over examples, or cannot be tried."""
     whole, first, second = updates
+    every = (first, second, [*first, *second], whole)[: 3 + over_examples]
     try:
         fresh = _fresh(metric)
-        states = [
-            _after(metric, fresh, calls) for calls in (first, second, [*first, *second], whole)[: 3 + over_examples]
-        ]
+        states = [_after(metric, fresh, calls) for calls in every]
     except Exception:  # whatever a metric of a person's own raises on made-up examples
         return True
     return all(_adds(fresh, states[:2], one) for one in states[2:])
 
 
-def _not_added(tries: Sequence[Sequence[Tried]], over_examples: bool) -> list[keras.metrics.Metric]:
-    return _distinct(
-        metric for tried in tries for metric, updates in tried if not _add_up(metric, updates, over_examples)
-    )
+def _not_added(tries: Sequence[Tried], over_examples: bool) -> list[keras.metrics.Metric]:
+    return _distinct(metric for metric, updates in tries if not _add_up(metric, updates, over_examples))
 
 
 def _distinct(metrics: Iterable[keras.metrics.Metric]) -> list[keras.metrics.Metric]:
     return list({id(metric): metric for metric in metrics}.values())
 
 
-def _updates(model: keras.Model, batch: Batch, seed: int) -> list[Tried]:
+def _tries(model: keras.Model, batch: Batch) -> list[Tried]:
     """Returns updates of metrics that are not Keras's: compiled ones on made-up outputs, others in the model's call."""
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     compiled, updates = model._compile_metrics, list[Tried]()
@@ -217,11 +204,12 @@ def _updates(model: keras.Model, batch: Batch, seed: int) -> list[Tried]:
         model.compute_metrics(x, y, y_pred, sample_weight=weights)
 
     unknown = [metric for metric in _compiled(model) if not reduction.is_known(metric)]
-    if unknown and y is not None:
-        examples = reduction.made_up((y, labels.predicted(model, x), weights), seed)
-        updates += _recorded(model, unknown, lambda piece, share: compiled.update_state(*piece), examples)
-    if own := _own(model):
-        updates += _recorded(model, own, step, reduction.made_up((x, y, weights), seed))
+    for seed in reduction.SEEDS:
+        if unknown and y is not None:
+            examples = reduction.made_up((y, labels.predicted(model, x), weights), seed)
+            updates += _recorded(model, unknown, lambda piece, share: compiled.update_state(*piece), examples)
+        if own := _own(model):
+            updates += _recorded(model, own, step, reduction.made_up((x, y, weights), seed))
     return updates
 
 

@@ -184,37 +184,33 @@ def fixed_randomness() -> contextlib.AbstractContextManager[None]:
 
         return drawn
 
+    def read(resource: tf.Tensor, alg: tf.Tensor, delta: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        # A generator's state, which stays as it is.
+        return skip(resource, alg, tf.zeros_like(delta), name)
+
     skip = gen_stateful_random_ops.rng_read_and_skip
-    # Reads a generator's state, which stays as it is.
-    unskipped = {
-        "rng_read_and_skip": lambda resource, alg, delta, name=None: skip(resource, alg, tf.zeros_like(delta), name)
-    }
     changes: list[tuple[object, dict[str, object]]] = [
-        (module, {name: without_chance(getattr(module, name), instead)}) for (module, name), instead in _INSTEAD.items()
+        (module, {name: without_chance(getattr(module, name), instead) for name, instead in of_module.items()})
+        for module, of_module in _INSTEAD.items()
     ]
-    return all_patched([*changes, (gen_stateful_random_ops, unskipped)])
+    return all_patched([*changes, (gen_stateful_random_ops, {"rng_read_and_skip": read})])
 
 
-# What comes in place of what an operation draws: a number, or one of its arguments, above or about which it draws, or
-# the likeliest by its logits.
-_INSTEAD: Mapping[tuple[object, str], str | float] = {
-    (gen_random_ops, "random_uniform"): UNIFORM,
-    (gen_random_ops, "random_standard_normal"): NORMAL,
-    (gen_random_ops, "truncated_normal"): NORMAL,
-    (gen_random_ops, "random_uniform_int"): "minval",
-    (gen_random_ops, "parameterized_truncated_normal"): "minvals",
-    (gen_random_ops, "random_gamma"): "alpha",
-    (gen_random_ops, "random_poisson_v2"): "rate",
-    (gen_random_ops, "multinomial"): "logits",
-    (gen_random_ops, "random_shuffle"): "value",
-    (gen_stateless_v2, "stateless_random_uniform_v2"): UNIFORM,
-    (gen_stateless_v2, "stateless_random_normal_v2"): NORMAL,
-    (gen_stateless_v2, "stateless_truncated_normal_v2"): NORMAL,
-    (gen_stateless_v2, "stateless_random_uniform_int_v2"): "minval",
-    (gen_stateless_v2, "stateless_random_gamma_v3"): "alpha",
-    (gen_stateless_v2, "stateless_shuffle"): "value",
-    (gen_stateless_random_ops, "stateless_random_poisson"): "lam",
-    (gen_stateless_random_ops, "stateless_random_binomial"): "counts",
-    (gen_stateless_random_ops, "stateless_parameterized_truncated_normal"): "minvals",
-    (gen_stateless_random_ops, "stateless_multinomial"): "logits",
-}
+# What comes in place of what an operation of a module draws: a number, or one of its arguments, above or about which it
+# draws, or the likeliest by its logits.
+_INSTEAD: Mapping[object, Mapping[str, str | float]] = {
+    gen_random_ops: {
+        "random_uniform": UNIFORM, "random_standard_normal": NORMAL, "truncated_normal": NORMAL,
+        "random_uniform_int": "minval", "parameterized_truncated_normal": "minvals", "random_gamma": "alpha",
+        "random_poisson_v2": "rate", "multinomial": "logits", "random_shuffle": "value",
+    },
+    gen_stateless_v2: {
+        "stateless_random_uniform_v2": UNIFORM, "stateless_random_normal_v2": NORMAL,
+        "stateless_truncated_normal_v2": NORMAL, "stateless_random_uniform_int_v2": "minval",
+        "stateless_random_gamma_v3": "alpha", "stateless_shuffle": "value",
+    },
+    gen_stateless_random_ops: {
+        "stateless_random_poisson": "lam", "stateless_random_binomial": "counts",
+        "stateless_parameterized_truncated_normal": "minvals", "stateless_multinomial": "logits",
+    },
+}  # fmt: skip

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -73,16 +73,12 @@ def _apply_accumulated(
 
 
 def _apply_and_overwrite(
-    optimizer: keras.optimizers.Optimizer,
-    frequency: int,
-    apply: Callable[[Sequence[Addend], Sequence[keras.Variable]], None],
-    gradients: Sequence[Addend],
-    variables: Sequence[keras.Variable],
+    optimizer: keras.optimizers.Optimizer, frequency: int, apply: Callable[..., None], *applied: Sequence[Any]
 ) -> None:
-    apply(gradients, variables)
+    apply(*applied)
     due = tf.equal((optimizer.iterations + 1) % frequency, 0)
-    pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
-    values = [(variable.value, average.value) for variable, average in pairs if average is not None]
+    both = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
+    pairs = [(variable.value, average.value) for variable, average in both if average is not None]
 
     def chosen(variable: tf.Variable, average: tf.Tensor, due: tf.Tensor) -> None:
         variable.assign(tf.where(due, tf.cast(average, variable.dtype), variable))
@@ -91,29 +87,25 @@ def _apply_and_overwrite(
         for variable, average in pairs:
             strategy.extended.update(variable, chosen, args=(average, due), group=False)
 
-    maybe_merge_call(overwrite, tf.distribute.get_strategy(), values, due)
+    maybe_merge_call(overwrite, tf.distribute.get_strategy(), pairs, due)
 
 
 def _update(
-    optimizer: keras.optimizers.Optimizer,
-    known: KnownScalars,
-    gradient: Addend,
-    variable: tf.Variable,
-    learning_rate: tf.Tensor,
+    optimizer: keras.optimizers.Optimizer, known: KnownScalars, gradient: Addend, variable: tf.Variable, rate: tf.Tensor
 ) -> None:
     """Keras's `Adam.update_step`, operation by operation, on the device of the scope."""
     if not isinstance(gradient, tf.Tensor):
-        type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
+        type(optimizer).update_step(optimizer, gradient, variable, rate)
         return
     ops, graph, dtype = tf.raw_ops, tf.compat.v1.get_default_graph(), variable.dtype
-    where = (id(graph), variable.device, dtype, id(learning_rate))
+    where = (id(graph), variable.device, dtype, id(rate))
     if where not in known:
         step, betas = keras.ops.cast(optimizer.iterations + 1, dtype), (optimizer.beta_1, optimizer.beta_2)
         power_1, power_2 = (keras.ops.power(keras.ops.cast(beta, dtype), step) for beta in betas)
         rest_1, rest_2 = (tf.constant(1 - beta, dtype) for beta in betas)
-        rate = keras.ops.cast(learning_rate, dtype) * keras.ops.sqrt(1 - power_2) / (1 - power_1)
-        known[where] = (graph, learning_rate, (rate, rest_1, rest_2, tf.constant(optimizer.epsilon, dtype)))
-    rate, rest_1, rest_2, epsilon = known[where][-1]
+        corrected = keras.ops.cast(rate, dtype) * keras.ops.sqrt(1 - power_2) / (1 - power_1)
+        known[where] = (graph, rate, (corrected, rest_1, rest_2, tf.constant(optimizer.epsilon, dtype)))
+    corrected, rest_1, rest_2, epsilon = known[where][-1]
     if gradient.dtype != dtype:
         gradient = tf.cast(gradient, dtype)
     place = optimizer._get_variable_index(variable)
@@ -122,4 +114,4 @@ def _update(
     change = ops.Sub(x=ops.Square(x=gradient), y=tf.convert_to_tensor(square))
     square.assign_add(ops.Mul(x=change, y=rest_2))
     root = ops.AddV2(x=ops.Sqrt(x=tf.convert_to_tensor(square)), y=epsilon)
-    variable.assign_sub(ops.RealDiv(x=ops.Mul(x=tf.convert_to_tensor(mean), y=rate), y=root))
+    variable.assign_sub(ops.RealDiv(x=ops.Mul(x=tf.convert_to_tensor(mean), y=corrected), y=root))
