@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.analyze import comparable
+from pipeline.analyze.comparable import grouped
 from pipeline.analyze.history import TimedRun
 from pipeline.analyze.predict import Basis, Prediction, spread_of
 from pipeline.analyze.step_model import CONFIDENCE, identity
@@ -31,19 +31,10 @@ TOLD = 0.02
 
 
 @dataclass(frozen=True)
-class Past:
-    """The logarithm of a run's speed: of this point, or over what a fit predicted that was `unsure` by a deviation."""
-
-    value: float
-    point: str | None = None
-    unsure: float = 0.0
-
-
-@dataclass(frozen=True)
 class Calibration:
-    """The expected error of the next prediction, as a logarithm, and how sure that is.
+    """The expected error of the next prediction, as a logarithm, and its `deviation` from a fit that is sure.
 
-    `deviation` is a run's from a fit that is sure; `spread` the standard deviation of equal runs, from `equal` of them.
+    `spread` is the standard deviation of equal runs, as `equal` of them tell.
     """
 
     shift: float
@@ -59,21 +50,25 @@ class Calibration:
         return float(stdtrit(self.freedom, (1 + CONFIDENCE) / 2)) * math.hypot(self.deviation, unsure)
 
 
-def calibration(past: Sequence[Past], repeats: float = 0.0) -> Calibration:
-    """The calibration from past runs and predictions; `repeats` is the spread of the repeats of one run."""
+def calibration(
+    runs: Sequence[tuple[str, float]], errors: Sequence[tuple[float, float]], repeats: float = 0.0
+) -> Calibration:
+    """The calibration from (point, logarithm of its speed) of runs, and from what predictions were off.
+
+    `errors` are logarithms of measured over fitted speeds, and how unsure each fit was, as standard deviations;
+    `repeats` is the spread of the repeats of one run.
+    """
     expected = math.hypot(PRIOR_SPREAD, repeats)
-    points = comparable.grouped((one.point, one.value) for one in past)
     # A point that ran once says nothing of a spread.
-    equal = [values for name, values in points.items() if name is not None and len(values) > 1]
-    predictions = [one for one in past if one.point is None]
-    off = np.asarray([one.value for one in predictions])
+    equal = [values for values in grouped(runs).values() if len(values) > 1]
+    off, unsure = np.asarray(errors, float).reshape(-1, 2).T
     # What the fit itself was unsure of comes to a prediction's error, in units of the scale that is expected.
-    weights = 1 / (1 + (np.asarray([one.unsure for one in predictions]) / expected) ** 2)
+    weights = 1 / (1 + (unsure / expected) ** 2)
     weight = 1 / OF_MODEL + float(weights.sum())
     shift = float(weights @ off) / weight
     squares = sum(len(values) * float(np.var(values)) for values in equal)
     squares += float(weights @ (off - shift) ** 2) + shift**2 / OF_MODEL
-    freedom = PRIOR_FREEDOM + sum(len(values) - 1 for values in equal) + len(predictions)
+    freedom = PRIOR_FREEDOM + sum(len(values) - 1 for values in equal) + len(errors)
     spread = math.sqrt((PRIOR_FREEDOM * expected**2 + squares) / freedom)
     deviation, equal_runs = spread * math.sqrt(1 + 1 / weight), sum(map(len, equal))
     return Calibration(shift, deviation, freedom, spread, equal_runs)
@@ -81,7 +76,7 @@ def calibration(past: Sequence[Past], repeats: float = 0.0) -> Calibration:
 
 def of_log(planned: Plan, basis: Basis, logged: Sequence[TimedRun]) -> Calibration:
     """The calibration from the runs that a plan is predicted from, and from all that had a prediction."""
-    past, scored_folders, machine = list[Past](), set(), basis.machine
+    errors, scored_folders, machine = list[tuple[float, float]](), set(), basis.fitted_on.machine
     for timed_run in logged:
         result, strategy = timed_run.run.result, planned.strategy.name
         like = [one for one in result.predictions if one.fitted_on and one.fitted_on.machine == machine]
@@ -93,15 +88,14 @@ def of_log(planned: Plan, basis: Basis, logged: Sequence[TimedRun]) -> Calibrati
             if unsure is None:
                 # Lines of an earlier version have no more than their interval.
                 unsure = math.log(last.high / last.low) / 2 / normal(last.confidence or CONFIDENCE)
-            past.append(Past(math.log(measured / fitted), unsure=unsure))
+            errors.append((math.log(measured / fitted), unsure))
             scored_folders.add(timed_run.run.folder)
-    for timed_run in basis.runs:
-        speed = timed_run.run.result.speed.examples_per_second
-        if speed and timed_run.run.folder not in scored_folders:
-            past.append(Past(math.log(speed), identity(timed_run.plan)))
+    others = [timed_run for timed_run in basis.runs if timed_run.run.folder not in scored_folders]
+    speeds = [(identity(timed_run.plan), timed_run.run.result.speed.examples_per_second) for timed_run in others]
+    runs = [(name, math.log(speed)) for name, speed in speeds if speed]
     # Of each run by itself: how far equal runs lie apart is told by their speeds, and would count twice.
     repeats = [timed_run.run.repeats for timed_run in basis.runs]
-    return calibration(past, float(np.median([spread_of(rates, float(np.median(rates))) for rates in repeats])))
+    return calibration(runs, errors, float(np.median([spread_of(rates, float(np.median(rates))) for rates in repeats])))
 
 
 def calibrated(prediction: Prediction, calibration: Calibration) -> Prediction:

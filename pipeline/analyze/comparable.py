@@ -7,12 +7,15 @@ speed under every strategy are the same. An asynchronous step and another engine
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.config import parts
 from pipeline.config.parts import Part, leaves
+from pipeline.errors import as_typed
 from pipeline.plan.plan import DATA_SERVER, TENSORFLOW, Plan
 from pipeline.plan.size import of_shape
 from pipeline.record.results import IN_THIS_RUN, MOST_EFFICIENCY, Layout, Result
@@ -26,14 +29,13 @@ Value = TypeVar("Value")
 WAITED = "Input-bound:"
 # So does that of one that other programs disturbed.
 TOOK = "Other programs took"
-# What makes a speed less than it seems, and why.
+# What makes a speed less than it seems, and why; which of these keep it from being compared.
 DOUBTS = {
     "rehearsal": "logical devices stand for others, so the speed is not theirs.",
     "oversubscribed": "there are more devices or threads than cores, so the speed is not that of as many devices.",
     "asynchronous": "a step is one worker's, on weights that others may have changed meanwhile.",
     "fewer workers": "some were lost before all was timed, so the speed is that of those that were left.",
 }
-# Which of these keep it from being compared.
 REFUSED = frozenset({"rehearsal", "oversubscribed", "fewer workers"})
 # What shows that a machine was not quiet, and what is said of it.
 DISTURBED = {
@@ -46,11 +48,11 @@ DISTURBED = {
 BUSY, UNSTEADY = 0.1, 1.25
 # Two runs are as fast where their ratio lies within this.
 MARGIN = 0.05
+# Facts that have other names than their fields, beside others and alone.
 NAMES = {"kind": "device kind", "service": "data service"}
+SAID = {"strategy_build": "strategy", "data_build": "data", "kind": "kind of device"}
 # Whose versions all engines share; the others that a run tells are its engine's own, of which another has none.
 SHARED = frozenset({"python", "keras", "numpy"})
-
-
 # In what runs differ that keeps their speeds from being compared, and the places with each value; a doubt has none.
 Difference = tuple[str, dict[str, list[int]]]
 
@@ -137,28 +139,24 @@ def facts(run: LoggedRun) -> dict[str, str]:
     """The facts that two runs must share for their speeds to compare, by name, as text; unknown ones are left out."""
     result, settings = run.result, run.settings
     versions = result.environment.versions
-    held, batch = "replica batch", result.layout.replica_batch
-    if result.layout.scaling == "strong":
-        held, batch = "global batch", result.layout.global_batch
+    held = "global" if result.layout.scaling == "strong" else "replica"
+    batch = getattr(result.layout, f"{held}_batch")
     values = {
         "model": _built(result.choices.model, settings.get("model_build")),
         "data": _built(result.choices.data, settings.get("data_build")),
         "precision": result.layout.precision,
         "scaling": result.layout.scaling,
-        "batch rule": None if batch is None else f"{held} {batch:,}",
+        "batch rule": None if batch is None else f"{held} batch {batch:,}",
         "machine": result.environment.machine,
         "versions": {name: number for name, number in versions.items() if name in SHARED} or None,
         f"versions of {engine_of(result)}": {name: versions[name] for name in versions if name not in SHARED} or None,
         "examples left out": result.input.train_examples_skipped,
-        "data servers": None if run.plan is None else _data_servers(run.plan),
+        "data servers": run.plan and len(run.plan.ranks(DATA_SERVER)) // (run.plan.hardware.hosts or 1),
     }
-    texts = {name: _text(value) for name, value in values.items() if value is not None}
     # There null is a choice as well: the model's own optimizer.
     names = [name for name in leaves(Plan, Part.COMPARABILITY) if name in settings]
+    texts = {name: _text(value) for name, value in values.items() if value is not None}
     return texts | {NAMES.get(name, name.replace("_", " ")): _text(settings[name]) for name in names}
-
-
-SAID = {"strategy_build": "strategy", "data_build": "data", "kind": "kind of device"}
 
 
 def unlike(one: LoggedRun, two: LoggedRun) -> list[Difference]:
@@ -169,19 +167,21 @@ def unlike(one: LoggedRun, two: LoggedRun) -> list[Difference]:
 
 def differences(runs: Sequence[LoggedRun]) -> list[Difference]:
     """The differences that keep speeds from being compared, and the places of the runs with each value."""
-    all_facts = [facts(run) for run in runs]
-    rows = list[Difference]()
+    all_facts, rows = [facts(run) for run in runs], list[Difference]()
     for name in _differing(all_facts):
         values = {place: one[name] for place, one in enumerate(all_facts) if name in one}
-        rows.append((name, grouped((_short(one, *{*values.values()} - {one}), at) for at, one in values.items())))
+        # Arguments are left out of "mlp(hidden=[128])" where no other value is of that name.
+        whole = {value: value.partition("(")[0] for value in values.values()}
+        names = Counter(whole.values())
+        texts = {value: value if names[short] > 1 else short for value, short in whole.items()}
+        rows.append((name, grouped((texts[value], place) for place, value in values.items())))
     return rows
 
 
 def groups(runs: Sequence[LoggedRun]) -> list[list[int]]:
     """The places of the runs whose speeds compare, the largest group first: sound runs count, then all, then the order.
 
-    Rehearsals and oversubscribed runs are in the group of those that they would compare with otherwise, and an unknown
-    fact sets no run apart.
+    A rehearsal is in the group that it would compare with otherwise, and an unknown fact sets no run apart.
     """
     groups: list[tuple[dict[str, str], list[int]]] = []
     for place, run in enumerate(runs):
@@ -191,24 +191,19 @@ def groups(runs: Sequence[LoggedRun]) -> list[list[int]]:
             groups.append((shared, places))
         shared |= own
         places.append(place)
-    sizes = [(sum(sound(runs[place]) for place in places), len(places), places) for _, places in groups]
-    return [places for *_, places in sorted(sizes, key=lambda size: size[:2], reverse=True)]
+    sizes = [((sum(sound(runs[place]) for place in places), len(places)), places) for _, places in groups]
+    return [places for _, places in sorted(sizes, key=itemgetter(0), reverse=True)]
 
 
 def marks(runs: Sequence[LoggedRun]) -> list[Marks]:
     """The remarks beside the speed of each run, which compare it with the largest group."""
-    largest = dict[str, str]()
+    all_facts, largest = [facts(run) for run in runs], dict[str, str]()
     for place in groups(runs)[0] if runs else ():
-        largest |= facts(runs[place])
+        largest |= all_facts[place]
+    differs = [tuple(_differing([largest, one])) for one in all_facts]
     engine = {place: name for name, places in engines(runs).items() for place in places}
-    return [
-        Marks(
-            (*doubts(run.result.layout), *disturbed(run.result)),
-            tuple(_differing([largest, facts(run)])),
-            engine.get(place, ""),
-        )
-        for place, run in enumerate(runs)
-    ]
+    doubtful = [(*doubts(run.result.layout), *disturbed(run.result)) for run in runs]
+    return [Marks(doubtful[place], differs[place], engine.get(place, "")) for place in range(len(runs))]
 
 
 def flat(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -233,26 +228,12 @@ def _differing(all_facts: Sequence[Mapping[str, str]]) -> list[str]:
     return [name for name in names if len({one[name] for one in all_facts if name in one}) > 1]
 
 
-def _data_servers(plan: Plan) -> int:
-    return len(plan.ranks(DATA_SERVER)) // (plan.hardware.hosts or 1)
-
-
 def _built(name: str | None, build: object) -> str | None:
-    """A model or data set with the arguments that it was built with: "mlp(hidden=[128])"."""
+    """A model or data set with its arguments: "mlp(hidden=[128])"."""
     if name is None or not isinstance(build, Mapping):
         return name
     arguments = ", ".join(f"{key}={value}" for key, value in build.items() if key != "_target_")
     return f"{name}({arguments})"
-
-
-def _short(value: str, *others: str) -> str:
-    """A value without its arguments where the others have other names.
-
-    >>> _short("mlp(hidden=[128])", "cnn()"), _short("mlp(hidden=[128])", "mlp(hidden=[64])")
-    ('mlp', 'mlp(hidden=[128])')
-    """
-    name = value.partition("(")[0]
-    return value if any(other.partition("(")[0] == name for other in others) else name
 
 
 def of_step(plan: Plan) -> dict[str, object]:
@@ -261,7 +242,7 @@ def of_step(plan: Plan) -> dict[str, object]:
         "strategy_build": {key: value for key, value in plan.strategy.build.items() if key != "address"},
         "data_build": of_shape(plan.data.build),
         "model": plan.model.build.get("_target_"),
-        "data servers": _data_servers(plan),
+        "data servers": len(plan.ranks(DATA_SERVER)) // (plan.hardware.hosts or 1),
     }
 
 
@@ -281,10 +262,6 @@ def _text(value: object) -> str:
     >>> _text({"keras": "3", "numpy": "2"}), _text(False), _text(None)
     ('keras 3, numpy 2', 'false', 'null')
     """
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return str(list(value))
-    return ", ".join(f"{name} {inner}" for name, inner in value.items()) if isinstance(value, Mapping) else str(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {inner}" for name, inner in value.items())
+    return str(list(value)) if isinstance(value, list | tuple) else as_typed(value)

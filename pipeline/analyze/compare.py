@@ -6,15 +6,15 @@ Runs are judged by the ratio of each to one device, timed in turn with it, and b
 import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 
-from pipeline.analyze import comparable, measure, outlook
+from pipeline.analyze import comparable, measure
 from pipeline.analyze.comparable import BUSY, MARGIN, Difference, Marks
 from pipeline.analyze.history import LoggedRun
-from pipeline.analyze.outlook import Knee
+from pipeline.analyze.measure import Knee
 from pipeline.record.results import IN_THIS_RUN, Result
 
 # How far equal runs on a quiet machine lie apart, as a standard deviation of the logarithm: by throughput, by speedup
@@ -27,10 +27,10 @@ ERRORS_TO_END = 1.5
 UNSEEN = 0.2
 # Odds from which there is an answer.
 PROBABLE = 0.8
-
-
 # The outcome of comparing a pair.
 Answer = StrEnum("Answer", {"FASTER": "faster", "AS_FAST": "as fast", "NOT_KNOWN": "not known"})
+# The recommendation: the best of a sweep, one device, or neither is known.
+Use = StrEnum("Use", {"BEST": "best", "ONE_DEVICE": "one device", "NOT_KNOWN": "not known"})
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A contestant compared with the `other`, or with one device, and the odds of that answer.
-
-    It is `ratio` times as fast, at odds of 95% from `low` to `high` times.
-    """
+    """A contestant beside the `other`, or one device: `ratio` times as fast, at odds of 95% from `low` to `high`."""
 
     answer: Answer
     ratio: float
@@ -94,22 +91,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """A logarithm of a speed, how far below and above the truth may lie, as standard errors, and the `most` it was."""
+    """A logarithm of a speedup, how far below and above the truth may lie (standard errors), and the `most` it was."""
 
-    middle: float
-    below: float
-    above: float
-    most: float
-
-
-ONE_DEVICE = _Estimate(0.0, 0.0, 0.0, 0.0)
+    middle: float = 0.0
+    below: float = 0.0
+    above: float = 0.0
+    most: float = 0.0
 
 
 class Judge:
-    """Compares runs by what all of them say of how far equal ones lie apart, and of what one device does.
-
-    Runs with equal names, `same`, repeat each other; without, those that were asked for equally.
-    """
+    """Compares runs by how far equal ones lie apart, which have equal names, `same`, or were asked for equally."""
 
     def __init__(self, runs: Sequence[LoggedRun], same: Sequence[Hashable] | None = None) -> None:
         self.in_turn = not comparable.engines(runs)
@@ -134,10 +125,9 @@ class Judge:
     def is_no_faster(self, contestant: Contestant, alone: Contestant | None, comparisons: int) -> bool:
         """True if it is known to be at most as fast as one device, and was no faster in any repeat."""
         compared = self.over_one(contestant, alone, comparisons)
-        one = ONE_DEVICE if self._one is not None or alone is None else self._estimate(alone)
-        if compared is None or self._estimate(contestant).most > one.middle + math.log1p(MARGIN):
-            return False
-        return compared.answer is Answer.AS_FAST or compared.is_slower
+        one = _Estimate() if self._one is not None or alone is None else self._estimate(alone)
+        is_known = compared is not None and (compared.answer is Answer.AS_FAST or compared.is_slower)
+        return is_known and self._estimate(contestant).most <= one.middle + math.log1p(MARGIN)
 
     def between(self, one: LoggedRun, other: LoggedRun) -> Comparison | Difference | None:
         """Compares two runs; the reason why their speeds do not compare; None if one has no speed."""
@@ -157,9 +147,8 @@ class Judge:
 
         ours, in_turn = self._estimate(one), all(map(self._is_in_turn, (one, other or one)))
         # Baselines that were not timed in turn lie apart, too.
-        theirs = ONE_DEVICE if other is None else self._estimate(other)
-        if other is None and not in_turn:
-            theirs = _Estimate(0.0, self._spreads[False][0], self._spreads[False][0], 0.0)
+        apart_too = 0.0 if in_turn else self._spreads[False][0]
+        theirs = _Estimate(below=apart_too, above=apart_too) if other is None else self._estimate(other)
         degrees = min(self._spreads[True][1], self._spreads[in_turn][1])
         apart = ours.middle - theirs.middle
         less, more = math.hypot(ours.below, theirs.above), math.hypot(ours.above, theirs.below)
@@ -179,12 +168,10 @@ class Judge:
     def _estimate(self, contestant: Contestant) -> _Estimate:
         """The median of its runs, as sure as their repeats, their number, and other work on the machine let it be."""
         in_turn = self._is_in_turn(contestant)
-        deviation, _ = self._spreads[in_turn]
-        scale = 1.0 if in_turn or self._one is None else self._one
-        estimates = []
+        scale, estimates = 1.0 if in_turn or self._one is None else self._one, []
         for run in contestant.runs:
             middle, low, high, repeats = _figures(run, in_turn)
-            shared = deviation**2 + (UNSEEN / repeats**2) ** 2
+            shared = self._spreads[in_turn][0] ** 2 + (UNSEEN / repeats**2) ** 2
             others = min(0.9, run.result.speed.other_work or 0.0)
             # One worker and its baseline are kept from the same core; several need what others took.
             busy = others >= BUSY and (contestant.devices > 1 or not in_turn)
@@ -225,10 +212,7 @@ def _in_turn(run: LoggedRun) -> bool:
 
 
 def _spread(runs: Sequence[LoggedRun], same: Sequence[Hashable] | None, in_turn: bool) -> tuple[float, int]:
-    """The standard deviation of the logarithm of equal runs, baselines among them, and its degrees of freedom.
-
-    It is drawn together with what is to be expected, each by its degrees of freedom (the moderated t of Smyth, 2004).
-    """
+    """The standard deviation of the logarithm of equal runs, baselines among them, and its degrees of freedom."""
     names = [_asked(run, "point") for run in runs] if same is None else same
     speeds = [
         (name, math.log(_figures(run, in_turn)[0]))
@@ -242,6 +226,7 @@ def _spread(runs: Sequence[LoggedRun], same: Sequence[Hashable] | None, in_turn:
     alike = comparable.grouped(speeds)
     squares = sum(float(np.var(logarithms)) * len(logarithms) for logarithms in alike.values())
     degrees = PRIOR_DEGREES + sum(len(logarithms) - 1 for logarithms in alike.values())
+    # Drawn together with what is to be expected, each by its degrees of freedom (the moderated t of Smyth, 2004).
     prior = PRIOR_SPREAD_IN_TURN if in_turn else PRIOR_SPREAD
     return math.sqrt((PRIOR_DEGREES * prior**2 + squares) / degrees), degrees
 
@@ -254,10 +239,6 @@ def _asked(run: LoggedRun, group: str) -> Hashable:
     return json.dumps(parts, sort_keys=True)
 
 
-# The recommendation: the best of a sweep, one device, or neither is known.
-Use = StrEnum("Use", {"BEST": "best", "ONE_DEVICE": "one device", "NOT_KNOWN": "not known"})
-
-
 @dataclass(frozen=True)
 class Engines:
     """The engines that pay: `first` have the best point, or one that is not known to be slower.
@@ -268,7 +249,6 @@ class Engines:
 
     first: tuple[str, ...]
     rival: Comparison | None = None
-    odds: float = 0.0
     unjudged: tuple[str, ...] = ()
 
 
@@ -276,11 +256,10 @@ class Engines:
 class Verdict:
     """The recommendation of a sweep, with the best compared with one device and `against` each other, fastest first.
 
-    `best` seems best if that is not known, and is None if nothing was `measured` with its hardware's speed. Points are
+    `best` seems best if that is not known, and is None if nothing was measured with its hardware's speed. Points are
     named by their places: those `disturbed`, with why, those `left_out`, by why, and those `without` a speed.
     """
 
-    measured: bool
     best: Contestant | None = None
     use: Use = Use.NOT_KNOWN
     over_one: Comparison | None = None
@@ -298,16 +277,16 @@ def decide(runs: Sequence[LoggedRun], same: Sequence[Hashable], knee_share: floa
     measured = [place for place, run in enumerate(runs) if (run.result.speed.examples_per_second or 0.0) > 0]
     without = tuple(place for place in range(len(runs)) if place not in measured)
     if not measured:
-        return Verdict(measured=False)
-    group = [measured[at] for at in comparable.groups([runs[place] for place in measured])[0]]
-    sound = [place for place in group if comparable.sound(runs[place])]
-    left_out = dict[Marks, list[int]]()
-    for place, marks in zip(measured, comparable.marks([runs[place] for place in measured]), strict=True):
-        if place not in sound:
-            refused = tuple(doubt for doubt in marks.doubts if doubt in comparable.REFUSED)
-            left_out.setdefault(Marks(refused, marks.differs), []).append(place)
+        return Verdict()
+    timed = [runs[place] for place in measured]
+    sound = [measured[at] for at in comparable.groups(timed)[0] if comparable.sound(timed[at])]
+    left_out = comparable.grouped(
+        (Marks(tuple(doubt for doubt in marks.doubts if doubt in comparable.REFUSED), marks.differs), place)
+        for place, marks in zip(measured, comparable.marks(timed), strict=True)
+        if place not in sound
+    )
     if not sound:
-        return Verdict(measured=True, left_out=left_out, without=without)
+        return Verdict(left_out=left_out, without=without)
     by_name = comparable.grouped((same[place], place) for place in sound)
     contestants = [Contestant(tuple(places), tuple(runs[place] for place in places)) for places in by_name.values()]
     judge = Judge([runs[place] for place in sound], [same[place] for place in sound])
@@ -321,30 +300,17 @@ def decide(runs: Sequence[LoggedRun], same: Sequence[Hashable], knee_share: floa
         use = Use.BEST
     elif all(judge.is_no_faster(each, alone, len(wider)) for each in wider):
         use = Use.ONE_DEVICE
-    strategy = best.result.choices.called
-    alike = [each for each in ranked if each.result.choices.called == strategy]
-    speeds = [(each.result.layout.workers or 1, judge.score(each)) for each in alike]
-    return Verdict(
-        measured=True,
-        best=best,
-        use=use,
-        over_one=over_one,
-        against=against,
-        disturbed=tuple((place, why) for place in sound for why in comparable.disturbed(runs[place].result)),
-        knee=outlook.knee_under(strategy, speeds, knee_share),
-        left_out=left_out,
-        without=without,
-        engines=_engines(runs, best, against),
-    )
+    alike = [each for each in ranked if each.result.choices.called == best.result.choices.called]
+    knee = measure.knee([(each.result.layout.workers or 1, judge.score(each)) for each in alike], knee_share)
+    disturbed = tuple((place, why) for place in sound for why in comparable.disturbed(runs[place].result))
+    engines = _engines(runs, best, against)
+    return Verdict(best, use, over_one, against, disturbed, knee, left_out, without, engines)
 
 
 def _best(
     ranked: Sequence[Contestant], alone: Contestant | None, judge: Judge
 ) -> tuple[Contestant, tuple[Comparison, ...]]:
-    """The fastest that is known to beat one device, or as fast on fewer devices, or else the one that seems fastest.
-
-    With it come its comparisons.
-    """
+    """(the fastest known to beat one device, or as fast on fewer, else the one that seems fastest; its comparisons)."""
 
     def beside(one: Contestant) -> tuple[Comparison, ...]:
         return tuple(judge.compare(one, other, len(ranked) - 1) for other in ranked if other is not one)
@@ -373,4 +339,4 @@ def _engines(runs: Sequence[LoggedRun], best: Contestant, against: Sequence[Comp
     unjudged = tuple(engine for engine in engines if engine not in judged)
     if len(at_the_top) > 1 or not rivals:
         return Engines(tuple(at_the_top), unjudged=unjudged)
-    return Engines(tuple(at_the_top), rivals[0], min(each.odds for each in rivals), unjudged)
+    return Engines(tuple(at_the_top), replace(rivals[0], odds=min(each.odds for each in rivals)), unjudged)

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from statistics import fmean, median
 from typing import Any
-
-import numpy as np
 
 from pipeline.plan.backends import HOROVOD
 from pipeline.plan.plan import SHARED_MEMORY, Plan
@@ -56,8 +55,8 @@ def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> Explan
         # The replica that others wait for is slower than they are by more than either varies.
         slowest = max(together, key=lambda place: middle.together[place])
         slow = together.pop(slowest)
-        others = np.median([*together.values()], axis=0).tolist()
-        if ends(slow)[0] > ends(others)[1] and np.median(slow) > BEHIND * np.median(others):
+        others = [median(of_round) for of_round in zip(*together.values(), strict=True)]
+        if ends(slow)[0] > ends(others)[1] and median(slow) > BEHIND * median(others):
             behind = slowest
     split = [shares(one, behind) for one in (middle, *rounds)]
     parts = {name: _with_ends([one[name] for one in split]) for name in PARTS if name in split[0]}
@@ -76,17 +75,12 @@ def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> Explan
 
 
 def shares(one: Round, behind: int | None = None) -> dict[str, float]:
-    """Each part's share of a step's time; they add up to what ideal scaling would not have taken.
-
-    What the baseline pays as well, of input and of calling, is not lost. `behind` is the replica others wait for.
-    """
+    """The share of a step's time that each part takes beyond ideal scaling; others wait for the replica `behind`."""
     # A step of one replica has no communication to switch off.
     without = fair = alone = one.no_input - one.calling + one.one_calling
     if one.together:
         others = [place for place in one.alone if place != behind]
-        fair, alone = (
-            float(np.mean([seconds_of[place] for place in others])) for seconds_of in (one.together, one.alone)
-        )
+        fair, alone = (fmean(seconds_of[place] for place in others) for seconds_of in (one.together, one.alone))
     statistics = 0.0 if one.no_statistics is None else one.no_input - one.no_statistics
     slow = fair if behind is None else one.together[behind]
     seconds = {
@@ -121,16 +115,14 @@ def disagreement(explained: Explanation, efficiency: tuple[float, float, float])
     value, low, high = efficiency
     if low <= 1 - explained.lost_low and high >= 1 - explained.lost_high:
         return []
-    return [
-        f"The efficiency was {value:.0%} while training was timed, {1 - explained.lost:.0%} when its loss was "
-        "explained: load changed in between."
-    ]
+    both = f"{value:.0%} while training was timed, {1 - explained.lost:.0%} when its loss was explained"
+    return [f"The efficiency was {both}: load changed in between."]
 
 
 def _median(values: Sequence[Any]) -> Any:
     if isinstance(values[0], Mapping):
         return {place: _median([value[place] for value in values]) for place in values[0]}
-    return None if values[0] is None else float(np.median(values))
+    return None if values[0] is None else median(values)
 
 
 def _with_ends(values: Sequence[float]) -> tuple[float, float, float]:
@@ -148,21 +140,17 @@ def _advice(bound: str | None, gain: float, share: float, lost: float, straggler
     cache = "" if plan.data.cache == "memory" else "data.cache=memory or "
     in_memory = plan.collective == SHARED_MEMORY and plan.hosts_that_train == 1
     may_be_fewer = plan.training.gradient_bits == 32 and plan.collective != HOROVOD and not in_memory
-    fewer_bits = "train.gradient_bits=16, " if may_be_fewer else ""
+    fewer_bits = "train.gradient_bits=16, " * may_be_fewer
     larger = "a larger train.replica_batch" if plan.training.scaling == "weak" else "a larger train.global_batch"
+    longer_calls = "train.steps_per_call=null" if plan.training.steps_per_call else larger
+    locally = f"train.batch_statistics=replica, {larger}, GroupNormalization in its place, or fewer workers"
     what, instead = {
         "input wait": ("Waiting for input", f"{cache}data.service=2; data.profile=true tells the stage"),
         "communication": ("Communication", f"{fewer_bits}{larger}, or fewer workers"),
-        "batch statistics": (
-            "Exchanging what BatchNormalization normalizes by",
-            f"train.batch_statistics=replica, {larger}, GroupNormalization in its place, or fewer workers",
-        ),
+        "batch statistics": ("Exchanging what BatchNormalization normalizes by", locally),
         "contention": ("Contention between workers of one machine", "fewer workers on it, or the same on more hosts"),
         "stragglers": (f"Waiting for {straggler}", "to see what else runs on its cores, or to do without it"),
-        "host overhead": (
-            "Calling the compiled loop",
-            "train.steps_per_call=null" if plan.training.steps_per_call else larger,
-        ),
+        "host overhead": ("Calling the compiled loop", longer_calls),
         "other": ("What is none of the parts that can be switched off", f"{larger}, or another strategy"),
     }[bound]
     takes, more = f"{share:.0%} of a step's time", ", some of which other parts make up for"

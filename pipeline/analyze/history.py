@@ -5,9 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pipeline.analyze import comparable
+from pipeline.analyze import comparable, measure
 from pipeline.errors import UserError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
@@ -15,9 +14,6 @@ from pipeline.record import log, results
 from pipeline.record.events import Built, Epoch, Event, Measured, Restarted, Resumed, Run
 from pipeline.record.files import SWEEP
 from pipeline.record.results import Result
-
-if TYPE_CHECKING:
-    from pipeline.analyze import measure
 
 
 @dataclass(frozen=True)
@@ -42,9 +38,6 @@ class LoggedRun:
     @cached_property
     def repeats(self) -> list[float]:
         """Examples per second of each timed repeat."""
-        # It needs NumPy, which whoever only shows results can do without.
-        from pipeline.analyze import measure
-
         point, speed = self._timed("point"), self.result.speed
         baseline = self._timed("baseline") if speed.baseline_source == results.IN_THIS_RUN else []
         # The result counts those that were whole, and that hold for its plan.
@@ -57,9 +50,7 @@ class LoggedRun:
         """The time of its first repeat, in seconds since 1970; None if none was timed."""
         return next((event.time for event in self.events if isinstance(event, Measured)), None)
 
-    def _timed(self, group: str) -> "list[measure.Repeat]":
-        from pipeline.analyze import measure
-
+    def _timed(self, group: str) -> list[measure.Repeat]:
         attempt, by_repeat = 0, dict[int, tuple[int, dict[int, Measured]]]()
         for event in self.events:
             if isinstance(event, Resumed | Restarted):

@@ -1,15 +1,16 @@
-"""Turns timings into throughput, step-time quantiles, intervals and speedups. Seconds come in as arguments."""
+"""Turns timings into throughput, quantiles, intervals and speedups, and these into time, cost, energy and the knee."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
-import numpy as np
-
-from pipeline.analyze.comparable import BUSY, UNSTEADY
-from pipeline.plan.plan import REPEAT_SECONDS
+from pipeline.analyze.comparable import BUSY, UNSTEADY, grouped
+from pipeline.plan.plan import REPEAT_SECONDS, Plan
 from pipeline.record.events import Event, Measured, Profiling, Resumed, Run, Steps
 from pipeline.record.findings import Pace
-from pipeline.record.results import MOST_EFFICIENCY
+from pipeline.record.results import MOST_EFFICIENCY, Result
 
 # One call of the compiled loop is made to last about this long, so that calling it costs nothing to speak of.
 CALL_SECONDS = 0.25
@@ -50,36 +51,29 @@ def throughput(examples: float, seconds: float) -> float:
 
 
 def slowest(measured: Mapping[int, Measured], others: bool = False) -> Repeat:
-    """One repeat from what each process measured of it: the slowest decides, as a whole and in each call.
-
-    Pass `others=True` only when every process is included.
-    """
+    """One repeat from what each process measured, with `others` from all: the slowest decides, in each call as well."""
     everyone = [measured[rank] for rank in sorted(measured)]
     calls = zip(*(repeat.calls for repeat in everyone), strict=True)
     return Repeat(
         examples=everyone[0].examples,
         seconds=max(repeat.seconds for repeat in everyone),
         step_seconds=tuple(max(timed.seconds / timed.steps for timed in call) for call in calls),
-        # Those whose events are of an earlier version have none.
+        # Events of an earlier version have none.
         input_shares=tuple(min(1.0, waited / repeat.seconds) for repeat in everyone for waited in repeat.input_seconds),
         other_work=other_work(measured) if others else None,
     )
 
 
 def other_work(measured: Mapping[int, Measured]) -> float | None:
-    """Share of the cores' time, 0 to 1, in which they worked for others while all these processes were timed.
-
-    None where one of them did not tell. Processes of one machine may share cores, or have some each.
-    """
-    shared: dict[tuple[str, tuple[int, ...]], tuple[float, float, float]] = {}
-    for event in measured.values():
-        if event.core_time is None or not event.seconds:
-            return None
-        machine, cores, busy, own = event.core_time
-        whole, busiest, owns = shared.get((machine, tuple(cores)), (0.0, 0.0, 0.0))
-        shared[machine, tuple(cores)] = max(whole, event.seconds * len(cores)), max(busiest, busy), owns + own
-    whole = sum(seconds for seconds, _, _ in shared.values())
-    return min(1.0, sum(max(0.0, busy - own) for _, busy, own in shared.values()) / whole) if shared else None
+    """Share of the cores' time, 0 to 1, that others took while all these were timed; None where one did not tell."""
+    times = [(event.core_time, event.seconds) for event in measured.values() if event.core_time and event.seconds]
+    if not times or len(times) < len(measured):
+        return None
+    # Processes of one machine may share cores, or have some each.
+    shared = grouped(((at.machine, tuple(at.cores)), (seconds * len(at.cores), *at[2:])) for at, seconds in times)
+    columns = [[*zip(*of_cores, strict=True)] for of_cores in shared.values()]
+    others = sum(max(0.0, max(busy) - sum(own)) for _, busy, own in columns)
+    return float(min(1.0, others / sum(max(whole) for whole, _, _ in columns)))
 
 
 def input_wait(repeats: Sequence[Repeat]) -> tuple[float | None, list[float]]:
@@ -91,19 +85,12 @@ def input_wait(repeats: Sequence[Repeat]) -> tuple[float | None, list[float]]:
     shares = [repeat.input_shares for repeat in repeats if repeat.input_shares]
     if not shares:
         return None, []
-    workers = zip(*shares, strict=False)
-    return float(np.median([max(share) for share in shares])), [float(np.median(worker)) for worker in workers]
-
-
-def others_of(repeats: Sequence[Repeat]) -> float | None:
-    """The median over the repeats of the share of the cores' time that other programs took; None if none tells it."""
-    shares = [repeat.other_work for repeat in repeats if repeat.other_work is not None]
-    return float(np.median(shares)) if shares else None
+    return median(map(max, shares)), [median(worker) for worker in zip(*shares, strict=False)]
 
 
 def steps_of_piece(step_seconds: float, piece_seconds: float = PIECE_SECONDS) -> int:
     """Steps of one of the pieces in which a part of training is timed alone."""
-    return int(np.clip(round(piece_seconds / max(step_seconds, 1e-9)), 1, MOST_STEPS_OF_PIECE))
+    return min(max(round(piece_seconds / max(step_seconds, 1e-9)), 1), MOST_STEPS_OF_PIECE)
 
 
 def slowest_rates(events: Sequence[Profiling]) -> list[float]:
@@ -115,15 +102,16 @@ def slowest_rates(events: Sequence[Profiling]) -> list[float]:
 def verdict(fed: Sequence[float], trained: Sequence[float]) -> Pace:
     """The slower of input and model, and what there is to gain, from examples/s of each alone.
 
-    The best quarter of the slower one's pieces is slower than the worst of the other's, and the medians lie apart.
+    The best quarter of one's pieces is slower than the worst of the other's, and the medians lie apart.
 
     >>> found = verdict([100.0, 99.0, 101.0], [400.0, 410.0, 390.0])
     >>> found.bound, found.ceiling_examples_per_second
     ('input', 400.0)
     """
-    ends = [(np.percentile(one, 25, method="higher"), np.percentile(one, 75, method="lower")) for one in (fed, trained)]
+    quarters = [(sorted(one), (len(one) - 1) / 4) for one in (fed, trained)]
+    ends = [(rates[math.ceil(quarter)], rates[math.floor(3 * quarter)]) for rates, quarter in quarters]
     (least_read, most_read), (least_trained, most_trained) = ends
-    read, model_rate = float(np.median(fed)), float(np.median(trained))
+    read, model_rate = median(fed), median(trained)
     if most_read < least_trained and read < (1 - NEAR) * model_rate:
         return Pace(read, model_rate, "input", model_rate)
     if most_trained < least_read and model_rate < (1 - NEAR) * read:
@@ -133,31 +121,29 @@ def verdict(fed: Sequence[float], trained: Sequence[float]) -> Pace:
 
 def step_ms(repeats: Sequence[Repeat]) -> dict[str, float]:
     """The 50th, 95th and 99th percentile of step time in milliseconds; a call's steps share its mean."""
+    # Whoever only shows results can do without it.
+    import numpy as np
+
     times = 1_000 * np.concatenate([np.asarray(repeat.step_seconds) for repeat in repeats])
     return {f"step_ms_p{percent}": float(np.percentile(times, percent)) for percent in (50, 95, 99)}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """(median, lowest, highest) of repeats."""
-    return float(np.median(values)), float(min(values)), float(max(values))
+    return median(values), min(values), max(values)
 
 
 def confidence(repeats: int) -> float:
-    """The probability that the range of so many independent repeats holds the true median.
-
-    It misses where all fall on one side: 1 - 2 (1/2)^n (David & Nagaraja, Order Statistics, 2003, section 7.1).
-    """
+    """The probability that the range of so many independent repeats holds the true median."""
+    # It misses where all fall on one side: 1 - 2 (1/2)^n (David & Nagaraja, Order Statistics, 2003, section 7.1).
     return float(1 - 0.5 ** (repeats - 1))
 
 
 def speedup(point: Sequence[float], baseline: Sequence[float], in_turn: bool = True) -> tuple[float, float, float]:
-    """(speedup, low, high): the median and the range of the ratios of repeats taken in turn.
-
-    Repeats of another run pair with nothing: it is the ratio of the medians then, and the range is the widest possible.
-    """
+    """(speedup, low, high) of repeats taken in turn; of others the ratio of medians, and the widest possible range."""
     if in_turn and len(point) == len(baseline):
         return interval([ours / one for ours, one in zip(point, baseline, strict=True)])
-    return float(np.median(point) / np.median(baseline)), min(point) / max(baseline), max(point) / min(baseline)
+    return median(point) / median(baseline), min(point) / max(baseline), max(point) / min(baseline)
 
 
 def counted(point: Sequence[Repeat], baseline: Sequence[Repeat], repeats: int, devices: int) -> list[int]:
@@ -198,13 +184,90 @@ def is_disturbed(point: Sequence[Repeat], baseline: Sequence[Repeat], devices: i
 def steps_per_call(step_seconds: float, concurrent_steps: int = 1) -> int:
     """Steps that fill a call. Workers that step at their own pace make shorter ones: none knows whose is the last."""
     seconds = CALL_SECONDS if concurrent_steps == 1 else ASYNC_CALL_SECONDS
-    return int(np.clip(round(seconds / max(step_seconds, 1e-9)), 1, MOST_STEPS_PER_CALL))
+    return min(max(round(seconds / max(step_seconds, 1e-9)), 1), MOST_STEPS_PER_CALL)
 
 
 def steps_per_repeat(step_seconds: float, per_call: int, concurrent_steps: int = 1) -> int:
     """Steps that fill a repeat, in whole calls, three or more for each of the workers that step at once."""
     calls = round(REPEAT_SECONDS / max(step_seconds * per_call, 1e-9))
-    return concurrent_steps * per_call * int(np.clip(calls, 3, 1_000))
+    return concurrent_steps * per_call * min(max(calls, 3), 1_000)
+
+
+def seconds_to_finish(planned: Plan, examples_per_second: float, train_examples: int | None) -> float | None:
+    """Seconds of a training's steps alone; None where it is of epochs whose examples are not known."""
+    step = planned.training.global_batch / examples_per_second
+    if planned.training.steps is not None:
+        return planned.training.steps * step
+    examples = train_examples or planned.data.train_examples
+    return None if examples is None else (planned.training.epochs or 0) * planned.steps_per_epoch(examples) * step
+
+
+def cost(price_per_hour: float | None, hosts: int, seconds: float | None) -> float | None:
+    """The price of so many hosts for so long."""
+    return None if price_per_hour is None or seconds is None else price_per_hour * hosts * seconds / 3600
+
+
+def best(results: Sequence[Result]) -> dict[str, int]:
+    """The places of the best points: for each thing that is known, the one that needs least for an example."""
+    needs: dict[str, dict[int, float]] = {"time": {}, "cost": {}, "energy": {}}
+    for place, result in enumerate(results):
+        if rate := result.speed.examples_per_second:
+            costs, needs["time"][place] = result.cost, 1 / rate
+            if (price := cost(costs.price_per_hour, result.layout.hosts or 1, 1 / rate)) is not None:
+                needs["cost"][place] = price
+            if costs.energy_joules and costs.seconds_to_finish:
+                needs["energy"][place] = costs.energy_joules / costs.seconds_to_finish / rate
+    return {what: min(values, key=values.__getitem__) for what, values in needs.items() if values}
+
+
+@dataclass(frozen=True)
+class Knee:
+    """The point where another worker brings less than `share` of what one of the first does.
+
+    `found` is (few, many, what each worker between them brought); None if each brings enough up to the `most` measured.
+    """
+
+    share: float
+    most: int
+    found: tuple[int, int, float] | None
+
+
+def knee_of(results: Sequence[Result], share: float) -> Knee | None:
+    """The knee of points that have a throughput; None where they are not alike but for their workers."""
+    speeds, others = dict[int, float](), list[Hashable]()
+    for result in results:
+        choices, layout = result.choices, result.layout
+        if (speed := result.speed.examples_per_second) and layout.workers is not None:
+            batch = layout.global_batch if layout.scaling == "strong" else layout.replica_batch
+            others.append((choices.called, choices.model, choices.data, layout.precision, layout.scaling, batch))
+            speeds[layout.workers] = speed
+    alike = len(set(others)) == 1 and len(speeds) == len(others)
+    return knee([*speeds.items()], share) if alike else None
+
+
+def knee(speeds: Sequence[tuple[int, float]], share: float) -> Knee | None:
+    """The knee of (workers, speed) of runs that are else alike; None where all have as many workers."""
+    middle = {count: median(of_count) for count, of_count in sorted(grouped(speeds).items())}
+    if len(middle) < 2:
+        return None
+    (first, speed), turn = next(iter(middle.items())), None
+    for few, many in reversed([*itertools.pairwise(middle)]):
+        brought = (middle[many] - middle[few]) / (many - few) / (speed / first)
+        turn = (few, many, brought) if brought < share else turn
+    return Knee(share, max(middle), turn)
+
+
+def watts_of_worker(results: Sequence[Result]) -> float | None:
+    """The median power of a worker over runs whose energy was read."""
+    watts = [
+        # Counters are those of one host.
+        joules * (result.layout.hosts or 1) / seconds / workers
+        for result in results
+        if (joules := result.cost.energy_joules)
+        and (seconds := result.training.seconds_training)
+        and (workers := result.layout.workers)
+    ]
+    return median(watts) if watts else None
 
 
 @dataclass

@@ -20,7 +20,7 @@ import numpy as np
 from pipeline.analyze import comparable, measure, step_model
 from pipeline.analyze.history import TimedRun
 from pipeline.analyze.step_model import Case, Floats, Observed, Shape, case_of, on_wire, terms, with_wire
-from pipeline.errors import UserError
+from pipeline.errors import UserError, refuse
 from pipeline.plan.plan import Plan
 from pipeline.record.files import FittedOn, Predicted
 
@@ -54,18 +54,17 @@ def predict(
 ) -> tuple[float, float, float, dict[str, float], list[str]]:
     """(step time, low, high, parts as shares, notes) of a case. Raises `UserError` where the runs say nothing.
 
-    `timed` is a step of one worker, of the same model and replica batch, where none of the runs has that size. So many
-    parameters as `shared` have room in the caches of a host.
+    `timed` is a step of one worker, of the same model and replica batch, where none of the runs has that size; `shared`
+    are the parameters that have room in the caches of a host.
     """
     linked = all(one.link_gbps for one in (case, *(run.case for run in runs)) if one.hosts > 1 and one.workers > 1)
+    # Where all had several workers, nothing tells what one of the other sizes does alone, which a factor would be of.
+    anchor = None if all(run.case.workers > 1 for run in runs) else timed
+    runs = [*runs, timed] if timed is not None and anchor is None else runs
     models, allowed = step_model.fit(runs, linked, shared)
     notes: list[str] = []
-    if timed is not None and all(run.case.workers > 1 for run in runs):
-        # Nothing tells what one worker of the other sizes does alone, which a factor would be of.
-        runs = [*runs, timed]
-        models, allowed = step_model.fit(runs, linked, shared)
-    elif timed is not None:
-        anchored_models = [(share, step_model.anchored(model, timed)) for share, model in (*models, (1.0, allowed))]
+    if anchor is not None:
+        anchored_models = [(share, step_model.anchored(model, anchor)) for share, model in (*models, (1.0, allowed))]
         at_timed = [(share, model) for share, model in anchored_models if model is not None]
         if len(at_timed) < len(anchored_models):
             timed = None
@@ -79,16 +78,13 @@ def predict(
     _take_out(case_terms, allowed.names, case, runs, strange and not linked)
     wire = on_wire(case, Shape(by_wire=True)) if strange else on_wire(case, allowed.shape)
     if wire and strange:
-        notes.append(
-            f"No run had several hosts: what a step's bits take at {case.link_gbps:.3g} Gbit/s is added to what an "
-            f"exchange costs within a host."
-        )
+        takes = f"what a step's bits take at {case.link_gbps:.3g} Gbit/s"
+        notes.append(f"No run had several hosts: {takes} is added to what an exchange costs within a host.")
     _, likeliest = max(models, key=lambda weighted: weighted[0])
-    if likeliest.factor is not None and abs(likeliest.factor - 1) > step_model.SURPRISE:
-        notes.append(
-            f"What one worker computes in a step takes {likeliest.factor:.2g} times what runs of other sizes let "
-            f"expect: this model is another kind of work, or the machine has changed."
-        )
+    if abs(likeliest.factor - 1) > step_model.SURPRISE:
+        takes = f"takes {likeliest.factor:.2g} times what runs of other sizes let expect"
+        why = "this model is another kind of work, or the machine has changed"
+        notes.append(f"What one worker computes in a step {takes}: {why}.")
     parts = defaultdict[str, float](float)
     for share, model in models:
         for name, value in zip(model.names, model.query(case_terms) * model.coefficients, strict=True):
@@ -102,8 +98,7 @@ def predict(
     low, high = step_model.interval(allowed, allowed.query(case_terms), fitted, off) if fitted > 0 else (0.0, 0.0)
     if high >= fitted * step_model.UNKNOWN or low <= fitted / step_model.UNKNOWN:
         expected = f"runs that tell how long a step of {case.workers} workers takes"
-        more = "more of them, with other workers and train.replica_batch"
-        raise UserError(expected, "ones that leave it open", more)
+        raise UserError(expected, "ones that leave it open", "more of them, with other workers and train.replica_batch")
     total = with_wire(fitted, wire, case.buckets)
     parts["communication"] += total - fitted
     unsure = LINK_SPREAD * (total - fitted)
@@ -114,22 +109,22 @@ def predict(
 def _take_out(
     case_terms: dict[str, float], names: Sequence[str], case: Case, runs: Sequence[Observed], strange: bool
 ) -> None:
-    workers = _listed(sorted({run.case.workers for run in runs}))
+    workers = ", ".join(map(str, sorted({run.case.workers for run in runs})))
+    where, elsewhere = ("between hosts", "within one host")[:: 1 if case.hosts > 1 else -1]
     for name, value in list(case_terms.items()):
         if value and "beyond" in name and name not in names:
             # No run tells of it, so that the terms of which it is the rest stand for all.
             case_terms[name] = 0.0
-        elif value and strange and name.startswith("communication"):
-            both = ("between hosts", "within one host")
-            where, elsewhere = both if case.hosts > 1 else both[::-1]
-            expected = f"runs whose devices exchange {where}, as those of the {case.workers} workers would"
-            link = ", or python -m pipeline doctor or hardware.link_gbps=... for how fast their link is"
-            received = f"runs that do so {elsewhere} alone (workers={workers})"
-            raise UserError(expected, received, f"runs on such hardware first{link}")
-        elif value and name not in names:
-            received = f"workers={workers} alone, which says nothing of what workers cost each other ({name})"
-            expected = f"runs of two workers or more to predict workers={case.workers} from"
-            raise UserError(expected, received, "workers=2 first")
+            continue
+        refuse(
+            (value and strange and name.startswith("communication"),
+             f"runs whose devices exchange {where}, as those of the {case.workers} workers would",
+             f"runs that do so {elsewhere} alone (workers={workers})", "runs on such hardware first, or "
+             "python -m pipeline doctor or hardware.link_gbps=... for how fast their link is"),
+            (value and name not in names, f"runs of two workers or more to predict workers={case.workers} from",
+             f"workers={workers} alone, which says nothing of what workers cost each other ({name})",
+             "workers=2 first"),
+        )  # fmt: skip
 
 
 def _doublings(case: Case, runs: Sequence[Observed]) -> float:
@@ -144,47 +139,40 @@ class Basis:
     """The runs that a plan is predicted from, which differ in workers, batches and the size of the model alone."""
 
     runs: Sequence[TimedRun]
-    left_out: int = 0
-
-    @property
-    def machine(self) -> str:
-        """The description of the machine."""
-        return self.runs[0].plan.hardware.machine
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """The versions by package."""
-        return dict(self.runs[0].run.result.environment.versions)
+    fitted_on: FittedOn
 
 
 def basis(planned: Plan, history: Sequence[TimedRun], where: str) -> Basis:
     """The runs in `history`, which is that of `where`, to predict `planned` from. Raises `UserError` without any."""
-    if planned.hardware.rehearsal:
-        raise UserError("hardware whose speed can be measured", "a rehearsal", "hardware.rehearse=false")
-    if planned.strategy.exchange is None:
-        expected, instead = "strategy.exchange to say what devices exchange", "strategy.exchange=all_reduce"
-        raise UserError(expected, f"none of strategy={planned.strategy.name}", f"{instead}, if that is what they do")
-    typed = f"strategy={planned.strategy.name} model={planned.model.name} data={planned.data.name}"
-    first = f"`python -m pipeline -m {typed} workers=1,2`"
-    if not history:
-        raise UserError(f"runs to predict from in {where}", "none", f"{first} first")
+    named = f"strategy={planned.strategy.name}"
+    first = f"`python -m pipeline -m {named} model={planned.model.name} data={planned.data.name} workers=1,2`"
     layouts = [(timed_run, timed_run.run.result.layout) for timed_run in history]
     timed = [timed_run for timed_run, layout in layouts if not (layout.rehearsal or layout.oversubscribed)]
-    if not timed:
-        received = f"{len(history)} that are rehearsals or oversubscribed, whose speed is not that of the devices"
-        raise UserError(f"runs to predict from in {where}", received, f"{first} first")
+    unlike = f"{len(history)} that are rehearsals or oversubscribed, whose speed is not that of the devices"
+    refuse(
+        (planned.hardware.rehearsal, "hardware whose speed can be measured", "a rehearsal", "hardware.rehearse=false"),
+        (planned.strategy.exchange is None, "strategy.exchange to say what devices exchange", f"none of {named}",
+         "strategy.exchange=all_reduce, if that is what they do"),
+        (not timed, f"runs to predict from in {where}", unlike if history else "none", f"{first} first"),
+    )  # fmt: skip
     differ = [comparable.apart(timed_run.plan, planned) for timed_run in timed]
     alike = [timed_run for timed_run, why in zip(timed, differ, strict=True) if not why and _whole(timed_run)]
     if not alike:
-        nearest = _listed(min(differ, key=len)) or "workers that it lost, or events that it lacks"
-        received = f"{len(timed)} that differ: the nearest in {nearest}"
+        nearest = min(differ, key=len)
+        why = ", ".join(nearest) or "workers that it lost, or events that it lacks"
+        received = f"{len(timed)} that differ: the nearest in {why}"
         raise UserError(f"runs in {where} that say something of this one", received, f"{first} on such hardware first")
     on = [(each.plan.hardware.machine, dataclasses.asdict(each.run.result.environment)) for each in alike]
     keys = [json.dumps(machine_and_versions, sort_keys=True) for machine_and_versions in on]
-    groups = list(comparable.grouped(zip(keys, alike, strict=True)).values())
+    groups = [*comparable.grouped(zip(keys, alike, strict=True)).values()]
     on_this_machine = [runs for runs in groups if runs[0].plan.hardware.machine == planned.hardware.machine]
     runs = max(on_this_machine or groups, key=len)
-    return Basis(runs, len(history) - len(runs))
+    paths = "plan.strategy.name plan.model.name plan.workers plan.hardware.hosts plan.training.replica_batch parameters"
+    columns = zip(*map(attrgetter(*paths.split()), runs), strict=True)
+    strategies, models, workers, hosts, batches, sizes = (tuple(sorted(set(column))) for column in columns)
+    distinct, machine = (strategies, models, workers, hosts, batches, sizes), runs[0].plan.hardware.machine
+    versions = dict(runs[0].run.result.environment.versions)
+    return Basis(runs, FittedOn(len(runs), len(history) - len(runs), *distinct, machine, versions))
 
 
 def observed(runs: Sequence[TimedRun]) -> list[Observed]:
@@ -203,19 +191,15 @@ def of_repeats(cases: Sequence[Case], seconds: Sequence[Sequence[float]]) -> lis
 
 
 def drift(cases: Sequence[Hashable], seconds: Sequence[float]) -> list[float]:
-    """The time of each run as a multiple of the usual one, since machines are slower or faster at times.
+    """The time of each run, in their order, as a multiple of the usual one: machines are slower or faster at times.
 
-    `cases` and the `seconds` of a step are in order of time. A round is of runs that follow each other until a case
-    comes again; what all cases of a round share is drift (the median polish of Tukey, 1977, *Exploratory data
-    analysis*, of logarithms).
+    A round is of runs that follow each other until a case comes again; what all cases of a round share is drift (the
+    median polish of Tukey, 1977, *Exploratory data analysis*, of logarithms).
     """
-    rounds: list[int] = []
-    this, number = set[Hashable](), 0
+    rounds, this = list[int](), set[Hashable]()
     for case in cases:
-        if case in this:
-            this, number = set(), number + 1
-        this.add(case)
-        rounds.append(number)
+        rounds.append(rounds[-1] + (case in this) if rounds else 0)
+        this = {case} if case in this else this | {case}
     left, shared = np.log(seconds), np.zeros(len(cases))
     for _ in range(POLISHED):
         left -= _middles(left, cases)
@@ -256,14 +240,8 @@ def one_run(case: Case, lives: Sequence[Sequence[float]]) -> Observed:
 
 def sized(planned: Plan, basis: Basis) -> bool:
     """True if any of the runs trained this model with this replica batch, on any number of workers."""
-    sizes = [(plan.model.build, plan.training.replica_batch) for plan in (planned, *(run.plan for run in basis.runs))]
-    return sizes[0] in sizes[1:]
-
-
-def alone(one: Plan, parameters: int, examples_per_second: Sequence[Sequence[float]]) -> Observed:
-    """The step of `one`, the plan on one worker, from repeats in several starts of its processes."""
-    case = case_of(one, parameters)
-    return one_run(case, [[case.examples / repeat for repeat in repeats] for repeats in examples_per_second])
+    size = attrgetter("model.build", "training.replica_batch")
+    return any(size(timed_run.plan) == size(planned) for timed_run in basis.runs)
 
 
 def _whole(timed_run: TimedRun) -> bool:
@@ -276,10 +254,9 @@ def _whole(timed_run: TimedRun) -> bool:
 def of_plan(
     planned: Plan, parameters: int, basis: Basis, timed: Observed | None = None, luck: float | None = None
 ) -> Prediction:
-    """The prediction for a plan whose model has so many parameters. Raises `UserError`.
+    """The prediction for a plan whose model has so many parameters, with a `timed` step as `predict` takes it.
 
-    `timed` is a step of one worker of it, where no run says how long that takes. Equal runs lie `luck` apart, as a
-    standard deviation; None: as their repeats let expect.
+    Equal runs lie `luck` apart, as a standard deviation; None: as their repeats let expect. Raises `UserError`.
     """
     case = case_of(planned, parameters)
     runs = observed(basis.runs)
@@ -294,7 +271,6 @@ def of_plan(
         notes.append(f"{bound} of the runs waited for their input: a faster input would make them, and this, faster.")
     if planned.hardware.oversubscribed:
         notes.append("Predicted as if each device had cores of its own, as those that were measured.")
-    plans = [timed_run.plan for timed_run in basis.runs]
     return Prediction(
         examples_per_second=measure.throughput(case.examples, seconds),
         low=measure.throughput(case.examples, high),
@@ -305,19 +281,7 @@ def of_plan(
         parameters=parameters,
         step_seconds=seconds,
         parts=parts,
-        fitted_on=FittedOn(
-            runs=len(basis.runs),
-            left_out=basis.left_out,
-            strategies=tuple(sorted({plan.strategy.name for plan in plans})),
-            models=tuple(sorted({plan.model.name for plan in plans})),
-            workers=tuple(sorted({plan.workers for plan in plans})),
-            hosts=tuple(sorted({plan.hardware.hosts for plan in plans})),
-            replica_batches=tuple(sorted({plan.training.replica_batch for plan in plans})),
-            parameters=tuple(sorted({timed_run.parameters for timed_run in basis.runs})),
-            machine=basis.machine,
-            versions=basis.versions,
-            timed_step_seconds=None if timed is None else timed.seconds,
-        ),
+        fitted_on=dataclasses.replace(basis.fitted_on, timed_step_seconds=None if timed is None else timed.seconds),
         notes=(*_doubts(case, runs, sizes), *notes),
     )
 
@@ -332,24 +296,17 @@ def _shared(runs: Sequence[TimedRun]) -> float | None:
 
 def _doubts(case: Case, runs: Sequence[Observed], sizes: Sequence[Observed]) -> list[str]:
     phrases, notes = [], []
-    for words, key, superlative in (
-        ("workers are", "workers", "most"),
-        ("the replica batch is", "replica_batch", "largest"),
-        ("the parameters are", "parameters", "most"),
-    ):
+    names = {"workers are": "most", "the replica batch is": "largest", "the parameters are": "most"}
+    for (words, superlative), key in zip(names.items(), ("workers", "replica_batch", "parameters"), strict=True):
         value, measured = getattr(case, key), [getattr(run.case, key) for run in sizes]
         if value > max(measured):
             phrases.append(f"{words} {value / max(measured):.3g} times the {superlative}")
         elif value < min(measured):
             phrases.append(f"{words} {value / min(measured):.2g} of the least")
     if phrases:
-        notes.append(f"Extrapolated: {_listed(phrases)} that was measured.")
+        notes.append(f"Extrapolated: {', '.join(phrases)} that was measured.")
     if len(runs) <= step_model.PRIOR_FREEDOM:
         notes.append("Too few runs to estimate the fit's error: the interval reflects noise between repeats only.")
     if len({run.case.replica_batch for run in sizes}) == 1 and case.replica_batch != runs[0].case.replica_batch:
         notes.append("One replica batch was measured: how speed changes with the batch is a guess.")
     return notes
-
-
-def _listed(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values))

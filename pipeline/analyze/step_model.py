@@ -207,7 +207,7 @@ class Fit:
     """A model of step time that was fitted: names of its terms, coefficients, and the equations they were fitted to.
 
     `factor` is what a model of another size computes over what was fitted, `factor_spread` its relative standard
-    deviation; one equation is that which it was found by.
+    deviation, above 0 where one equation is that which it was found by.
     """
 
     names: tuple[str, ...]
@@ -217,7 +217,7 @@ class Fit:
     chi_square: float
     shape: Shape
     spread: float
-    factor: float | None = None
+    factor: float = 1.0
     factor_spread: float = 0.0
 
     @property
@@ -227,14 +227,13 @@ class Fit:
 
     def query(self, step_terms: Mapping[str, float]) -> Floats:
         """The factor of each coefficient in a step that has these terms."""
-        factor = 1.0 if self.factor is None else self.factor
-        factors = [factor if name.startswith(COMPUTED) else 1.0 for name in self.names]
+        factors = [self.factor if name.startswith(COMPUTED) else 1.0 for name in self.names]
         return np.asarray([step_terms.get(name, 0.0) for name in self.names]) * factors
 
     @property
     def scale(self) -> float:
         """The variance of a residual over that which the repeats let expect."""
-        freedom = max(0, len(self.target) - (self.factor is not None) - self.told_apart)
+        freedom = max(0, len(self.target) - (self.factor_spread > 0) - self.told_apart)
         return (PRIOR_FREEDOM + self.chi_square) / (PRIOR_FREEDOM + freedom)
 
 
@@ -248,22 +247,21 @@ def fit(runs: Sequence[Observed], linked: bool, shared: float | None = None) -> 
     """
     sizes = sorted({run.case.parameters for run in runs})
     larger = max(1, sizes[0]) if len(sizes) > 1 else None
-    allowed = Shape(cached=larger, shared=shared)
-    beyond = any(terms(run.case, allowed).get(BEYOND_SHARED) for run in runs)
-    cached_shapes = [replace(allowed, cached=None, each_contends=False)] if beyond else []
-    shapes = [*cached_shapes, *(Shape(cached=cached) for cached in (None, larger))]
+    allowed, shapes = Shape(cached=larger, shared=shared), [Shape(), Shape(cached=larger)]
+    if any(terms(run.case, allowed).get(BEYOND_SHARED) for run in runs):
+        shapes.insert(0, Shape(shared=shared, each_contends=False))
     links = [{"by_wire": True}, {"by_link": True}] if linked else [{}]
     fits = [
         _fit(runs, replace(shape, apart=apart, **link)) for shape in shapes for link in links for apart in (False, True)
     ]
-    alike = [[model for model in fits if bool(model.shape.shared) is shared_cache] for shared_cache in (True, False)]
-    likely = [min(similar, key=_criterion) for similar in alike if similar]
+    alike = comparable.grouped((bool(model.shape.shared), model) for model in fits)
+    likely = [min(similar, key=_criterion) for similar in alike.values()]
     # Of two that fit the runs as well, each is half (Raftery, 1995, Bayesian model selection in social research).
     best = min(likely, key=_criterion)
     weights = [math.exp((_criterion(best) - _criterion(model)) / 2) for model in likely]
     shares = [weight / sum(weights) for weight in weights]
-    as_best = {name: getattr(best.shape, name) for name in ("apart", "by_link", "by_wire")}
-    return list(zip(shares, likely, strict=True)), _fit(runs, replace(allowed, **as_best))
+    widest = replace(best.shape, cached=larger, shared=shared, each_contends=True)
+    return list(zip(shares, likely, strict=True)), _fit(runs, widest)
 
 
 def anchored(model: Fit, timed: Observed) -> Fit | None:
@@ -317,11 +315,10 @@ def _non_negative(rows: Floats, target: Floats) -> tuple[Floats, float]:
     """(coefficients of 0 or more, sum of squared residuals), the smallest coefficients among those that fit equally."""
     from scipy.optimize import nnls
 
-    scale = np.abs(rows).max(axis=0)
+    scale, count = np.abs(rows).max(axis=0), rows.shape[1]
     scaled = rows / scale
-    count = scaled.shape[1]
-    rows, target_and_zeros = np.vstack([scaled, RIDGE * np.eye(count)]), np.concatenate([target, np.zeros(count)])
-    solved, _ = nnls(rows, target_and_zeros, maxiter=100 * count)
+    ridge = np.vstack([scaled, RIDGE * np.eye(count)]), np.concatenate([target, np.zeros(count)])
+    solved, _ = nnls(*ridge, maxiter=100 * count)
     return solved / scale, float(np.sum((scaled @ solved - target) ** 2))
 
 

@@ -52,7 +52,7 @@ def estimated(plan: Plan, request: RunRequest, session: Session) -> RunResult:
 def predicted(plan: Plan, request: RunRequest, session: Session) -> RunResult:
     """Says how fast a plan would be, by earlier runs, and notes that to be scored later. Raises `UserError`."""
     # They bring along NumPy, which a plan does without.
-    from pipeline.analyze import calibration, history, outlook, predict
+    from pipeline.analyze import calibration, history, measure, predict
 
     config, output = request.config, request.output
     for name in (sweep := config.predict.sweep, None):
@@ -74,8 +74,8 @@ def predicted(plan: Plan, request: RunRequest, session: Session) -> RunResult:
     errors = calibration.of_log(plan, basis, session.histories[None])
     prediction = calibration.calibrated(predict.of_plan(plan, parameters, basis, timed, errors.spread), errors)
     rate, examples = prediction.examples_per_second, plan.data.train_examples or basis.runs[-1].run.train_examples
-    seconds = outlook.seconds_to_finish(plan, rate, examples)
-    watts = outlook.watts_of_worker([timed_run.run.result for timed_run in basis.runs])
+    seconds = measure.seconds_to_finish(plan, rate, examples)
+    watts = measure.watts_of_worker([timed_run.run.result for timed_run in basis.runs])
     joules = None if watts is None or seconds is None else watts * plan.workers * seconds
     price = config.hardware.price_per_hour
     result = Result(
@@ -83,7 +83,7 @@ def predicted(plan: Plan, request: RunRequest, session: Session) -> RunResult:
         Choices.of(config),
         Layout.of(plan),
         Speed(rate, prediction.low, prediction.high, interval_confidence=prediction.confidence),
-        cost=Cost(seconds, price, outlook.cost(price, plan.hardware.hosts, seconds), joules),
+        cost=Cost(seconds, price, measure.cost(price, plan.hardware.hosts, seconds), joules),
         notes=(*plan.notes, *prediction.notes),
     )
     foreseen = Foreseen(prediction, calibration.score(logged), config.predict.knee_share)
@@ -101,7 +101,8 @@ def _timed_alone(
     from pipeline.driver.timing import time_steps
 
     versions = {name: metadata.version(name) for name in (*COMPUTING.get(plan.backend, ()), "keras")}
-    comparable = basis.machine == plan.hardware.machine and versions.items() <= basis.versions.items()
+    fitted_on = basis.fitted_on
+    comparable = fitted_on.machine == plan.hardware.machine and versions.items() <= fitted_on.versions.items()
     if not request.config.predict.time_one or not comparable or plan.hardware.kind not in ("cpu", "gpu"):
         return None
     cluster = session.here(request.config)
@@ -127,8 +128,9 @@ def _timed_alone(
             session.screen.say(f"It could not be timed: {failure}")
             session.timed[key] = None
         else:
-            speeds = [[repeat.examples_per_second for repeat in start.point] for start in starts]
-            session.timed[key] = predict.alone(one, starts[0].built.parameters or 0, speeds)
+            case = step_model.case_of(one, starts[0].built.parameters or 0)
+            lives = [[case.examples / repeat.examples_per_second for repeat in start.point] for start in starts]
+            session.timed[key] = predict.one_run(case, lives)
     return session.timed[key]
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 from msgspec.structs import asdict
 
-from pipeline.analyze import calibration, comparable, explain, measure, outlook, step_model
+from pipeline.analyze import calibration, comparable, explain, measure, step_model
 from pipeline.config.parts import unflat
 from pipeline.config.schema import Config
 from pipeline.driver.run import Run
@@ -36,7 +37,7 @@ def result_of(
     speed, waited = speed_of(plan, measured, repeats, source), _input(plan, measured)
     training = _training(measured, run)
     goodput, price, middle = run.goodput, config.hardware.price_per_hour, speed.examples_per_second
-    seconds = outlook.seconds_to_finish(plan, middle, measured.built.train_examples) if middle else None
+    seconds = measure.seconds_to_finish(plan, middle, measured.built.train_examples) if middle else None
     predictions: tuple[Scored, ...] = ()
     # Predictions are of devices with cores of their own.
     if ending.status == "FINISHED" and middle and not plan.hardware.oversubscribed:
@@ -56,7 +57,7 @@ def result_of(
             measured.workers or plan.workers, goodput.resumed, measured.restarts, measured.rollbacks, goodput.repeated,
             goodput.share, run.saved_step,
         ),
-        results.Cost(seconds, price, outlook.cost(price, plan.hardware.hosts, seconds), measured.energy_joules),
+        results.Cost(seconds, price, measure.cost(price, plan.hardware.hosts, seconds), measured.energy_joules),
         environment=results.Environment(plan.hardware.machine, measured.versions),
         check=run.check,
         profile=measured.profile,
@@ -82,6 +83,7 @@ def speed_of(plan: Plan, measured: Measurements, baseline: Sequence[float], sour
     ratio, least, most = measure.speedup(points, baseline, in_turn) if points and baseline else (None, None, None)
     devices = (measured.timed_workers or plan.workers) * plan.strategy.devices_per_replica
     efficiency = None if ratio is None else ratio / devices
+    others = [repeat.other_work for repeat in point if repeat.other_work is not None]
     return results.Speed(
         middle,
         low,
@@ -97,7 +99,7 @@ def speed_of(plan: Plan, measured: Measurements, baseline: Sequence[float], sour
         interval_confidence=measure.confidence(len(points)) if points else None,
         repeats=len(points),
         steps_per_call=measured.steps_per_call,
-        other_work=measure.others_of(point),
+        other_work=median(others) if others else None,
     )
 
 

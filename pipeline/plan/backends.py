@@ -15,8 +15,7 @@ JAX = "jax"
 MODEL_PARALLEL = "pipeline.strategies.model_parallel"
 # What makes the strategies that JAX's engine has a mesh for.
 ON_JAX = (
-    "pipeline.strategies.default", "pipeline.strategies.one_device", "pipeline.strategies.mirrored",
-    "pipeline.strategies.multi_worker", MODEL_PARALLEL,
+    *(f"pipeline.strategies.{name}" for name in ("default", "one_device", "mirrored", "multi_worker")), MODEL_PARALLEL
 )  # fmt: skip
 # The packages that compute, whose versions decide speed; those of a package's own engine are its own.
 COMPUTING = {TENSORFLOW: ("tensorflow",), JAX: ("jax", "jaxlib")}
@@ -49,11 +48,12 @@ def check_backend(config: Config) -> None:
     strategy, data, target = config.strategy, config.data, config.strategy.build.get("_target_")
     if target == MODEL_PARALLEL:
         _check_layout(config)
-    refuse((
-        (strategy.devices_per_replica or 1) > 1 and target != MODEL_PARALLEL,
-        "strategy.devices_per_replica with strategy=model_parallel only", f"it with {strategy.name}",
-        "strategy.devices_per_replica=null, or strategy=model_parallel",
-    ))  # fmt: skip
+    elif (strategy.devices_per_replica or 1) > 1:
+        expected, other_way = (
+            "strategy.devices_per_replica with strategy=model_parallel only",
+            "strategy=model_parallel",
+        )
+        raise UserError(expected, f"it with {strategy.name}", f"strategy.devices_per_replica=null, or {other_way}")
     if config.backend != JAX:
         return
     communication = strategy.build.get("communication", "auto")
@@ -70,12 +70,10 @@ def check_backend(config: Config) -> None:
          f"data={data.name}, whose examples TensorFlow makes", f"{prepares}backend=tensorflow"),
     )  # fmt: skip
     expect_only(config, ONLY_ON_JAX, "backend=jax,", "backend=tensorflow", Cache.none)
-    check = config.train.check.strip().lower()
-    refuse((
-        check == "strict",
-        "train.check=true under backend=jax, whose replicas make a step of the whole global batch together, so that "
-        "nothing is compared", check, "train.check=true, or backend=tensorflow",
-    ))  # fmt: skip
+    whole = "make a step of the whole global batch together, so that nothing is compared"
+    expected = f"train.check=true under backend=jax, whose replicas {whole}"
+    is_strict = config.train.check.strip().lower() == "strict"
+    refuse((is_strict, expected, "strict", "train.check=true, or backend=tensorflow"))
 
 
 def expect_only(
@@ -96,20 +94,17 @@ def other(backend: str) -> str | None:
 
 def check_installed(backend: str) -> None:
     """Refuses a backend of ours that is not installed, without importing it. Raises `UserError`."""
-    refuse((
-        backend in COMPUTING and find_spec(backend) is None, f"the package {backend} for backend={backend}",
-        "a Python without it", f"`pip install {backend}`, or backend={TENSORFLOW if backend == JAX else JAX}",
-    ))  # fmt: skip
+    expected, instead = f"the package {backend} for backend={backend}", TENSORFLOW if backend == JAX else JAX
+    lacks = backend in COMPUTING and find_spec(backend) is None
+    refuse((lacks, expected, "a Python without it", f"`pip install {backend}`, or backend={instead}"))
 
 
 def check_collective(config: Config) -> None:
     """Refuses another collective than TensorFlow's where replicas add nothing up by it. Raises `UserError`."""
-    strategy, collective = config.strategy, config.strategy.collective
-    spans = strategy.spans_processes
+    strategy, collective, spans = config.strategy, config.strategy.collective, config.strategy.spans_processes
+    adds = OVER_PROCESSES.get(collective)
     refuse(
-        (collective in OVER_PROCESSES and not spans,
-         f"a strategy of several processes for strategy.collective={collective}, which "
-         f"{OVER_PROCESSES.get(collective)}",
+        (adds and not spans, f"a strategy of several processes for strategy.collective={collective}, which {adds}",
          f"strategy={strategy.name}", "strategy=multi_worker, or strategy.collective=auto"),
         (strategy.bucket_bytes is not None and (collective not in OURS or not spans),
          "strategy.bucket_bytes where TensorFlow adds up over hosts",
@@ -124,7 +119,8 @@ def check_collective(config: Config) -> None:
 def check_laid_out(config: Config, kind: str, per_process: int, on_host: int, hosts: int) -> None:
     """Refuses devices that a collective does not add over: so many of a kind in each process and on each host."""
     collective = config.strategy.collective
-    in_memory = "have their gradients in a host's memory"
+    whose = "`make horovod` builds for them alone"
+    whose = whose if collective == HOROVOD else "have their gradients in a host's memory"
     refuse(
         (collective == HOROVOD and per_process > 1, "one device in each process under strategy.collective=horovod",
          per_process, "strategy.devices_per_process=1, or strategy.collective=auto"),
@@ -136,8 +132,7 @@ def check_laid_out(config: Config, kind: str, per_process: int, on_host: int, ho
          f"{kind.upper()}s, whose gradients leave at the end of a step",
          "strategy.bucket_bytes=null, or hardware.kind=cpu"),
         (collective in OVER_PROCESSES and kind == "gpu",
-         f"CPUs under strategy.collective={collective}, which "
-         f"{'`make horovod` builds for them alone' if collective == HOROVOD else in_memory}", "GPUs",
+         f"CPUs under strategy.collective={collective}, which {whose}", "GPUs",
          "hardware.kind=cpu, or strategy.collective=auto, which adds up by NCCL"),
     )  # fmt: skip
 
@@ -182,14 +177,13 @@ def shares_memory_under_jax(plan: Plan) -> bool:
 
 def notes_on_sums(plan: Plan) -> list[str]:
     """Returns what decides by itself whether processes of a host that compute on CPUs share memory."""
-    count = len(plan.leaders)
     if shares_memory_under_jax(plan):
-        return [f"{count} processes add gradients that travel in one bucket through shared memory, others by Gloo."]
-    left = plan.strategy.collective == AUTO and plan.collective == TENSORFLOW and plan.backend == TENSORFLOW
-    if not left or plan.hardware.kind != "cpu" or count <= plan.hosts_that_train:
-        return []
-    why = "since they are to communicate by its rings (strategy.collective=auto)"
-    return [f"{count} processes add gradients by TensorFlow, {why}."]
+        by = "that travel in one bucket through shared memory, others by Gloo"
+        return [f"{len(plan.leaders)} processes add gradients {by}."]
+    left = (plan.strategy.collective, plan.collective, plan.backend) == (AUTO, TENSORFLOW, TENSORFLOW)
+    by = "by TensorFlow, since they are to communicate by its rings (strategy.collective=auto)"
+    several = plan.hardware.kind == "cpu" and len(plan.leaders) > plan.hosts_that_train
+    return [f"{len(plan.leaders)} processes add gradients {by}."] * (left and several)
 
 
 def _check_layout(config: Config) -> None:

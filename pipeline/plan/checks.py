@@ -87,15 +87,12 @@ def check_ranges(config: Config) -> None:
     port, host, uri = config.cluster.base_port, config.cluster.host, config.tracking.uri
     built_by = str(strategy.build.get("_target_", ""))
     by_itself = built_by.endswith(".parameter_server")
-    refuse((
-        built_by.startswith("pipeline.strategies.") and by_itself != strategy.asynchronous,
-        f"strategy.asynchronous={str(by_itself).lower()} with {built_by}", str(strategy.asynchronous).lower(),
-        f"strategy.asynchronous={str(by_itself).lower()}",
-    ))  # fmt: skip
+    wrong, instead = by_itself != strategy.asynchronous, f"strategy.asynchronous={str(by_itself).lower()}"
+    wrong &= built_by.startswith("pipeline.strategies.")
+    refuse((wrong, f"{instead} with {built_by}", str(strategy.asynchronous).lower(), instead))
     if strategy.asynchronous:
-        expect_only(
-            config, ASYNCHRONOUS, f"strategy={strategy.name}, whose workers", "strategy=multi_worker", TENSORFLOW
-        )
+        whose = f"strategy={strategy.name}, whose workers"
+        expect_only(config, ASYNCHRONOUS, whose, "strategy=multi_worker", TENSORFLOW)
     check_collective(config)
     xla_of(config)
     _check_training(config)
@@ -149,10 +146,9 @@ def check_numbers(config: Config | PrepareConfig) -> None:
 def _check_training(config: Config) -> None:
     train, strategy, shape = config.train, config.strategy, config.data.input_shape
     whose = train.batch_statistics
-    near_whose = (near(whose, BATCH_STATISTICS) or BATCH_STATISTICS)[0]
     refuse(
         (whose not in BATCH_STATISTICS, "train.batch_statistics to be global, host or replica", whose,
-         f"train.batch_statistics={near_whose}"),
+         f"train.batch_statistics={(near(whose, BATCH_STATISTICS) or BATCH_STATISTICS)[0]}"),
         (strategy.exchange is Exchange.central and whose == "replica",
          f"train.batch_statistics=global, since the replicas of {strategy.name} share their moving statistics", whose,
          "strategy=mirrored"),
@@ -165,11 +161,10 @@ def _check_training(config: Config) -> None:
          f"data.input_shape of sizes from 1 to {MOST:,}", shape, "data.input_shape=null"),
     )  # fmt: skip
     class_weights(train.class_weight)
-    refuse((
-        check_of(train) == "strict" and strategy.on_tpu,
-        f"train.check=true under strategy={strategy.name}, whose steps are compiled for static shapes and compared "
-        "with nothing", "strict", "train.check=true, or strategy=mirrored",
-    ))  # fmt: skip
+    static = "whose steps are compiled for static shapes and compared with nothing"
+    expected = f"train.check=true under strategy={strategy.name}, {static}"
+    is_strict = check_of(train) == "strict" and strategy.on_tpu
+    refuse((is_strict, expected, "strict", "train.check=true, or strategy=mirrored"))
     optimizer = train.optimizer
     if isinstance(optimizer, list) or (isinstance(optimizer, dict) and "_target_" not in optimizer):
         expected = "train.optimizer to be a Keras optimizer's name or {_target_: ...}"
@@ -191,11 +186,9 @@ def class_weights(weights: Json) -> dict[str, float] | None:
         and type(weight) in (int, float) and 0 <= float(str(weight)) < math.inf
         for label, weight in pairs
     )  # fmt: skip
-    refuse((
-        not numbers or not any(weight for _, weight in pairs),
-        "train.class_weight to give numbers of classes weights from 0 on, one of them above 0", weights,
-        "train.class_weight='{0: 1.0, 1: 5.0}', or null",
-    ))  # fmt: skip
+    expected = "train.class_weight to give numbers of classes weights from 0 on, one of them above 0"
+    if not numbers or not any(weight for _, weight in pairs):
+        raise UserError(expected, weights, "train.class_weight='{0: 1.0, 1: 5.0}', or null")
     return {str(label): float(str(weight)) for label, weight in pairs}
 
 
@@ -228,17 +221,16 @@ def _check_named(key: str, node: Json, names: Sequence[str], usual: str) -> None
     if node is None or (isinstance(node, dict) and "_target_" in node):
         return
     form = "{}=[{}]" if key == "train.metrics" else "{}={}"
-    if isinstance(node, str) and node not in names and ">" not in node:
+    if isinstance(node, dict | list) and node:
+        for item in node.values() if isinstance(node, dict) else node:
+            _check_named(key, item, names, usual)
+    elif not isinstance(node, str):
+        expected = f"{key} to be Keras's names or functions {{_target_: ...}}"
+        raise UserError(expected, f"{node!r}", shlex.quote(form.format(key, usual)))
+    elif node not in names and ">" not in node:
         what, one = key.removeprefix("train.").replace("metrics", "metric"), (near(node, reversed(names)) or [usual])[0]
         if "." in node:
             one = f"{{_target_: {node}}}"
         article = "an" if what == "optimizer" else "a"
         expected = f"{key} to be Keras's name of {article} {what}, or a function {{_target_: ...}}"
         raise UserError(expected, node.strip() or "nothing", shlex.quote(form.format(key, one)))
-    if isinstance(node, str):
-        return
-    if not isinstance(node, dict | list) or not node:
-        expected = f"{key} to be Keras's names or functions {{_target_: ...}}"
-        raise UserError(expected, f"{node!r}", shlex.quote(form.format(key, usual)))
-    for item in node.values() if isinstance(node, dict) else node:
-        _check_named(key, item, names, usual)

@@ -25,9 +25,7 @@ NAMED = 12
 
 
 def shared(shard: str, files: Sequence[int], processes: int) -> str:
-    """Returns how processes divide files that have so many examples each: "file" or "element". Raises `UserError`.
-
-    By file where each process gets nearly as many examples as the others, so that none waits at an epoch's end.
+    """Returns how processes divide files of so many examples: "file" where all get nearly as many, or "element".
 
     >>> shared("auto", [100] * 8, processes=2), shared("auto", [100] * 3, processes=2)
     ('file', 'element')
@@ -103,16 +101,13 @@ def check_micro_batches(config: Config, replica_batch: int) -> None:
 
 def expect_batch(examples: int, plan: Plan) -> None:
     """Refuses training data that have nothing, or not enough for one step. Raises `UserError`."""
-    global_batch, each = plan.training.global_batch, examples // plan.workers
     if examples == 0:
         raise UserError("Expected training data with examples, received none.")
-    strong = plan.training.scaling == "strong"
-    batch = f"train.global_batch={each * plan.workers}" if strong else f"train.replica_batch={each}"
-    refuse((
-        examples < global_batch and plan.data.on_error != "skip",
-        f"training data for at least one global batch of {global_batch}", f"{examples} examples",
-        f"{batch if each else 'more data'}, or data.on_error=skip, which trains on a smaller one",
-    ))  # fmt: skip
+    global_batch, each = plan.training.global_batch, examples // plan.workers
+    batch = f"replica_batch={each}" if plan.training.scaling == "weak" else f"global_batch={each * plan.workers}"
+    expected = f"training data for at least one global batch of {global_batch}"
+    instead = f"{f'train.{batch}' if each else 'more data'}, or data.on_error=skip, which trains on a smaller one"
+    refuse((examples < global_batch and plan.data.on_error != "skip", expected, f"{examples} examples", instead))
 
 
 def left_out(examples: int, workers: int, global_batch: int) -> int:
@@ -126,25 +121,22 @@ def left_out(examples: int, workers: int, global_batch: int) -> int:
 def bucket_of(gradient_bytes: int, bucket_bytes: int | None) -> int:
     """Bytes of a bucket of so many bytes of gradients, from `Plan.bucket_bytes`.
 
-    In buckets of s bytes, D bytes take D / s messages, each of which costs as much as M bytes, and the last s bytes are
-    always waited for: D M / s + s is least at the square root of D M.
-
     >>> bucket_of(4_800_000, None), bucket_of(4_800_000, 0)
     (1121735, 4800000)
     """
+    # In buckets of s bytes, D bytes take D / s messages, each of which costs as much as M bytes, and the last s bytes
+    # are always waited for: D M / s + s is least at the square root of D M.
     usual = max(1, math.isqrt(gradient_bytes * MESSAGE_BYTES))
     return usual if bucket_bytes is None else bucket_bytes or gradient_bytes
 
 
 def balanced(layers: Sequence[Layer], parts: int) -> list[int]:
-    """The part of each layer: consecutive parts with the least sum of squared costs. Raises `UserError`.
-
-    A part's cost is its share of all bytes plus that of all work (Skiena, The Algorithm Design Manual, 8.5).
-    """
+    """The part of each layer: consecutive parts with the least sum of squared costs. Raises `UserError`."""
     starts = [place for place, layer in enumerate(layers) if layer.begins]
     expected = f"a model of at least {parts} layers with kernels or tables, one for each device that shares it"
     refuse((len(starts) < parts, expected, len(starts), f"strategy.devices_per_replica={max(1, len(starts))}"))
-    # What comes before the first start is in the first part.
+    # What comes before the first start is in the first part. A part's cost is its share of all bytes plus that of all
+    # work (Skiena, The Algorithm Design Manual, 8.5).
     edges = [0, *starts[1:], len(layers)]
     total_bytes, total_work = max(1, sum(one.bytes for one in layers)), max(1, sum(one.work for one in layers))
     costs = [layer.bytes / total_bytes + layer.work / total_work for layer in layers]
@@ -165,13 +157,11 @@ def balanced(layers: Sequence[Layer], parts: int) -> list[int]:
 
 def written(layers: Sequence[Layer], layout: Mapping[str, int], parts: int) -> list[int]:
     """The part of each layer, by the pattern that matches its whole name, or else that of the layer before it."""
-    by = matched(layout, [layer.name for layer in layers], "a layer's whole name")
-    parts_of, last, empty = [], 0, set(range(parts))
+    by, parts_of = matched(layout, [layer.name for layer in layers], "a layer's whole name"), [0]
     for layer in layers:
-        last = layout[by[layer.name]] if layer.name in by else last
-        parts_of.append(last)
-        empty -= {last} if layer.bytes else set()
-    if empty:
+        parts_of.append(layout[by[layer.name]] if layer.name in by else parts_of[-1])
+    parts_of.pop(0)
+    if empty := {*range(parts)} - {part for layer, part in zip(layers, parts_of, strict=True) if layer.bytes}:
         expected = f"{LAYOUT} to give weights to each of the {parts} devices"
         instead = f"a pattern for it, or strategy.devices_per_replica={parts - 1}"
         raise UserError(expected, f"one that leaves device {min(empty)} without", instead)
@@ -179,10 +169,7 @@ def written(layers: Sequence[Layer], layout: Mapping[str, int], parts: int) -> l
 
 
 def matched(patterns: Iterable[str], names: Sequence[str], whole: str) -> dict[str, str]:
-    """The pattern that matches each name whole, without those that none matches; `whole` says what a name is.
-
-    Refused are patterns that match nothing, and two that match one name. Raises `UserError`.
-    """
+    """The pattern that matches each name whole, where one does; `whole` says what a name is. Raises `UserError`."""
     by: dict[str, str] = {}
     for pattern in patterns:
         if not (matching := [name for name in names if re.fullmatch(pattern, name)]):

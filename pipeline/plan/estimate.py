@@ -30,7 +30,7 @@ BATCHES = 2
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Bytes kept at a place while it trains: each device, the host, or one server.
+    """Bytes kept at a place while it trains: each device, which may have whole `layers`, the host, or one server.
 
     `activations` are what a step holds at its fullest moment beside all gradients, None where that is not known.
     """
@@ -41,6 +41,7 @@ class HostMemory:
     slots: int
     activations: int | None
     batches: int = 0
+    layers: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -79,9 +80,9 @@ class Traffic:
 class Exchanged:
     """Bytes that travel for one optimizer step of the plan.
 
-    `between` of the `total` are from one host to another, of which the busiest host sends or receives `busiest`. In
-    an asynchronous training `busiest` and `traffic` are for a step of all workers, so many `steps`. Batch normalization
-    waits for `small` exchanges. Gradients leave for other hosts in buckets of `bucket` bytes; 0: all at the end.
+    `between` of the `total` are from one host to another, of which the busiest host sends or receives `busiest`. Of
+    asynchronous workers `busiest` and `traffic` are for a step of all, so many `steps`. Batch normalization waits for
+    `small` exchanges. Gradients leave for other hosts in buckets of `bucket` bytes; 0: all at the end.
     """
 
     how: str
@@ -100,10 +101,9 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The needs of a plan; `exchanged` is None where the strategy does not say.
+    """The needs of a plan: `exchanged` is None where the strategy does not say, activations `unknown` for a reason.
 
-    `shards` are tables with the rows of each part, `whole` large variables that stay on one server, with why. Places
-    are `too_small`, activations `unknown` for a reason. Layers are `placed` whole on devices, by their names.
+    `shards` are tables with the rows of each part, `whole` large variables that stay on one server, with why.
     """
 
     memory: tuple[HostMemory, ...]
@@ -113,7 +113,6 @@ class Estimate:
     too_small: tuple[str, ...]
     unknown: str | None
     example_bytes: int | None
-    placed: tuple[tuple[str, tuple[str, ...]], ...] = ()
     host: FullestHost | None = None
 
     @property
@@ -145,10 +144,10 @@ def estimate(plan: Plan, size: Size) -> Estimate:
     exchanged = None if kind is None else Exchanged("nothing")
     if kind == Exchange.all_reduce:
         bucket = bucket_of(sums.dense, plan.bucket_bytes)
-        exchanged = replace(_added_up(plan, sums), bucket=bucket if bucket < sums.dense else 0)
+        exchanged = replace(_added_up(plan, sums), bucket=bucket if bucket < sums.dense else 0, small=sums.small)
     elif kind == Exchange.central:
         memory = (replace(alone, slots=0), replace(alone, place="the host", activations=0, batches=0))
-        exchanged = _added_up(plan, sums, centrally=True)
+        exchanged = replace(_added_up(plan, sums, centrally=True), small=sums.small)
     elif kind == Exchange.parameter_server:
         servers = _servers(plan, size, dict(shards))
         memory = (
@@ -156,24 +155,23 @@ def estimate(plan: Plan, size: Size) -> Estimate:
             *(HostMemory(f"server {rank}", held["parameters"], held["gradients"], held["slots"], 0)
               for rank, held in servers.items()),
         )  # fmt: skip
-        exchanged = _served(plan, sums, servers)
+        exchanged = _served(plan, servers)
     parts = _placed(plan, size, sums)
     if parts:
-        memory = tuple(part for part, _ in parts)
+        memory = parts
     elif plan.backend == JAX and plan.strategy.devices_per_replica > 1:
         memory = (replace(alone, place=device),)
     gib = plan.hardware.memory_gib if kind is not None or plan.strategy.devices_per_replica > 1 else None
     of_devices = memory if parts else memory[:1]
     small = () if gib is None else tuple(part.place for part in of_devices if part.total > gib * 2**30)
-    placed = tuple((part.place, names) for part, names in parts)
     host = _fullest_host(plan, size, memory)
-    return Estimate(memory, exchanged, shards, whole, small, size.unknown, size.example_bytes, placed, host)
+    return Estimate(memory, exchanged, shards, whole, small, size.unknown, size.example_bytes, host)
 
 
-def _placed(plan: Plan, size: Size, sums: "_Sums") -> list[tuple[HostMemory, tuple[str, ...]]]:
-    """(memory, names of layers) of each part of a replica whose layers are placed whole: one device of each replica."""
+def _placed(plan: Plan, size: Size, sums: "_Sums") -> tuple[HostMemory, ...]:
+    """The parts of a replica whose layers are placed whole: one device of each replica."""
     if not (places_layers(plan) and size.layers):
-        return []
+        return ()
     each, layout, places = plan.strategy.devices_per_replica, plan.strategy.build.get("layout"), []
     # A layout's numbers were checked when the plan was made.
     parts = written(size.layers, layout, each) if isinstance(layout, dict) else balanced(size.layers, each)  # type: ignore[arg-type]
@@ -181,17 +179,13 @@ def _placed(plan: Plan, size: Size, sums: "_Sums") -> list[tuple[HostMemory, tup
         layers = [layer for layer, part in zip(size.layers, parts, strict=True) if layer.bytes and part == number]
         paths = {path for layer in layers for path in layer.variables}
         own = [variable for variable in size.variables if variable.path in paths]
-        memory = HostMemory(
-            " ".join(plan.processes[0].devices[number::each]),
-            parameters=sum(variable.bytes for variable in own),
-            gradients=sum(variable.bytes for variable in own if variable.trainable),
-            slots=sum(variable.slot_bytes for variable in own),
-            # Layers are laid out by balance, which shares out what a step holds as well.
-            activations=None if sums.activations is None else sums.activations // each,
-            batches=0 if number else sums.batches,
-        )
-        places.append((memory, tuple(layer.name for layer in layers)))
-    return places
+        held, trained = sum(variable.bytes for variable in own), sum(one.bytes for one in own if one.trainable)
+        slots, batches = sum(variable.slot_bytes for variable in own), 0 if number else sums.batches
+        # Layers are laid out by balance, which shares out what a step holds as well.
+        activations = None if sums.activations is None else sums.activations // each
+        names, devices = tuple(layer.name for layer in layers), " ".join(plan.processes[0].devices[number::each])
+        places.append(HostMemory(devices, held, trained, slots, activations, batches, names))
+    return tuple(places)
 
 
 def _fullest_host(plan: Plan, size: Size, memory: tuple[HostMemory, ...]) -> FullestHost | None:
@@ -277,12 +271,10 @@ class _Sums:
 
 
 def _travels(plan: Plan, variable: Variable) -> tuple[int, int]:
-    """(bytes of a variable that a replica's step reads, bytes of its gradient).
-
-    Of a table these are the rows that the step looks up, counted as often as it does, with their numbers, int32.
-    """
+    """(bytes of a variable that a replica's step reads, bytes of its gradient); of a table those of its rows alone."""
     if variable.rows_per_example is None:
         return variable.bytes, variable.bytes
+    # Counted as often as the step looks them up; in a gradient with their numbers, int32.
     rows = plan.training.replica_batch * variable.rows_per_example
     return rows * variable.row_bytes, rows * (variable.row_bytes + 4)
 
@@ -299,30 +291,28 @@ def _added_up(plan: Plan, sums: _Sums, centrally: bool = False) -> Exchanged:
             Traffic("the first device", count * back, sums.variables + (count - 1) * to_first),
             Traffic("each other device", to_first, sums.variables + back, count - 1),
         )
-        return Exchanged("variables read from the host, gradients added and given back", traffic, small=sums.small)
+        return Exchanged("variables read from the host, gradients added and given back", traffic)
     if len(plan.processes) == 1 and plan.hardware.kind == "cpu":
         first = Traffic("the first device", (count - 1) * back, (count - 1) * to_first)
         others = Traffic("each other device", to_first, back, count - 1)
-        return Exchanged("gradients added on one device, sums copied back", (first, others), small=sums.small)
+        return Exchanged("gradients added on one device, sums copied back", (first, others))
     if plan.collective == SHARED_MEMORY:
         return _shared(plan, sums)
     # Ring all-reduce moves 2 (n - 1) / n of the bytes over each link (Patarasuk & Yuan, 2009); rows are gathered.
     sent = 2 * (count - 1) * sums.dense // count + (count - 1) * sums.rows
-    between = hosts * sent if hosts > 1 else 0
-    each = Traffic("each device", sent, sent, count)
-    return Exchanged(f"gradients all-reduced in a ring of {count}", (each,), between, sent * bool(between), sums.small)
+    between, each = hosts * sent if hosts > 1 else 0, Traffic("each device", sent, sent, count)
+    return Exchanged(f"gradients all-reduced in a ring of {count}", (each,), between, sent * bool(between))
 
 
 def _shared(plan: Plan, sums: _Sums) -> Exchanged:
     hosts, processes = plan.hosts_that_train, len(plan.leaders) // plan.hosts_that_train
-    on_host = plan.workers // hosts
-    per_process = on_host // processes
+    on_host, per_process = plan.workers // hosts, plan.workers // hosts // processes
     # Each process adds its devices, then reads as much of the others' as it would receive in a ring of them.
     each = 2 * (per_process - 1) * sums.dense + 2 * (processes - 1) * sums.dense // processes
     each += (on_host - per_process) * sums.rows
     how = f"gradients added through memory that {processes} processes share"
     if hosts == 1:
-        return Exchanged(how, (Traffic("each process", each, each, processes),), small=sums.small)
+        return Exchanged(how, (Traffic("each process", each, each, processes),))
     # The first of each host adds in a ring, and the others read what that comes to.
     ring = 2 * (hosts - 1) * sums.dense // hosts + (hosts - 1) * on_host * sums.rows
     whole = sums.dense + plan.workers * sums.rows
@@ -330,15 +320,11 @@ def _shared(plan: Plan, sums: _Sums) -> Exchanged:
         Traffic("the first process of each host", each + ring + (processes - 1) * whole, each + ring, hosts),
         Traffic("each other process", each, each + whole, hosts * (processes - 1)),
     )
-    how = f"{how} on each of {hosts} hosts, and between these in a ring"
-    return Exchanged(how, traffic, hosts * ring, ring, sums.small)
+    return Exchanged(f"{how} on each of {hosts} hosts, and between these in a ring", traffic, hosts * ring, ring)
 
 
 def _servers(plan: Plan, size: Size, shards: dict[str, tuple[int, ...]]) -> dict[int, Counter[str]]:
-    """Bytes that each parameter server, by its rank, keeps and has read of it and sent to it for a step of one worker.
-
-    Each variable or shard is on the server that held the fewest until then.
-    """
+    """Bytes that each parameter server, by rank, keeps, and has read of it and sent to it for a step of one worker."""
     servers = {rank: Counter[str]() for rank in plan.ranks("parameter server")}
     for variable in size.variables:
         total = variable.shape[0] if variable.path in shards else 1
@@ -352,20 +338,17 @@ def _servers(plan: Plan, size: Size, shards: dict[str, tuple[int, ...]]) -> dict
     return servers
 
 
-def _served(plan: Plan, sums: _Sums, servers: dict[int, Counter[str]]) -> Exchanged:
-    workers = Counter(process.host for process in plan.processes if process.replicas)
-    read, sent = Counter[int](), Counter[int]()
-    for rank, held in servers.items():
-        read[plan.processes[rank].host] += held["read"]
-        sent[plan.processes[rank].host] += held["sent"]
-    count, all_read, all_sent = plan.workers, read.total(), sent.total()
+def _served(plan: Plan, servers: dict[int, Counter[str]]) -> Exchanged:
+    of_host = {host: Counter[str]() for host in range(plan.hardware.hosts)}
+    for process in plan.processes:
+        of_host[process.host].update(servers.get(process.rank, {"workers": bool(process.replicas)}))
+    count, total = plan.workers, sum(of_host.values(), Counter[str]())
     # For a step of every worker: what a host's servers send to workers elsewhere, and its workers to servers elsewhere.
-    hosts = [(read[host], sent[host], workers[host]) for host in range(plan.hardware.hosts)]
+    hosts = [(held["read"], held["sent"], held["workers"]) for held in of_host.values()]
+    all_read, all_sent = total["read"], total["sent"]
     leaves = [reads * (count - own) + own * (all_sent - sends) for reads, sends, own in hosts]
     comes = [sends * (count - own) + own * (all_read - reads) for reads, sends, own in hosts]
-    traffic = (
-        Traffic("each worker", all_sent, all_read, count),
-        *(Traffic(f"server {rank}", count * held["read"], count * held["sent"]) for rank, held in servers.items()),
-    )
+    of_servers = [Traffic(f"server {rank}", count * one["read"], count * one["sent"]) for rank, one in servers.items()]
+    traffic = Traffic("each worker", all_sent, all_read, count), *of_servers
     how = "variables read from the servers, gradients sent to them"
     return Exchanged(how, traffic, sum(leaves) // count, max(*leaves, *comes), steps=count)

@@ -19,13 +19,10 @@ def _tasks_that_train(config: Config, machine: Machine) -> int | None:
     strategy, kinds = config.strategy, machine.tasks
     if not kinds or not strategy.spans_processes:
         return None
-    refuse((
-        strategy.asynchronous and "chief" not in kinds,
-        f"a chief among the tasks, since it coordinates the others under strategy={strategy.name}", ", ".join(kinds),
-        "it with a chief, or strategy=multi_worker",
-    ))  # fmt: skip
-    workers = kinds.count("worker")
-    return workers if strategy.asynchronous else workers + kinds.count("chief")
+    if strategy.asynchronous and "chief" not in kinds:
+        expected = f"a chief among the tasks, since it coordinates the others under strategy={strategy.name}"
+        raise UserError(expected, ", ".join(kinds), "it with a chief, or strategy=multi_worker")
+    return kinds.count("worker") + kinds.count("chief") * (not strategy.asynchronous)
 
 
 def hosts_of(config: Config, machine: Machine) -> int:
@@ -47,13 +44,12 @@ def hosts_of(config: Config, machine: Machine) -> int:
 
 
 def _workers(config: Config, kind: str, per_host: int, tasks: int | None) -> int:
-    """Replicas of the model, one for each device."""
     strategy, hardware, hosts = config.strategy, config.hardware, config.hardware.hosts or 1
-    devices = per_host * hosts
     if not (strategy.spans_devices or strategy.spans_processes):
         expected, received = f"workers=1, since {strategy.name} trains on one device", f"workers={config.workers}"
         refuse((config.workers not in (None, 1), expected, received, f"workers=1, or strategy=mirrored {received}"))
         return 1
+    devices = per_host * hosts
     each = strategy.devices_per_process or (max(1, devices // (tasks or 1)) if strategy.spans_devices else 1)
     workers = config.workers or (tasks * each if tasks else devices)
     refuse(
@@ -72,7 +68,7 @@ def _workers(config: Config, kind: str, per_host: int, tasks: int | None) -> int
 
 
 def _processes_and_hosts(config: Config, workers: int, tasks: int | None) -> tuple[int, int]:
-    """(devices per process, workers per host)."""
+    """(workers in a process, workers on a host)."""
     strategy, hosts, key = config.strategy, config.hardware.hosts or 1, "strategy.devices_per_process"
     per_host, used = math.ceil(workers / hosts) if workers > 1 else 1, strategy.devices_per_process
     if not strategy.spans_processes:
@@ -94,10 +90,11 @@ def _servers(config: Config, workers: int, started: int) -> int:
     """Returns the number of parameter servers; something else has `started` some already."""
     strategy = config.strategy
     if not strategy.asynchronous:
+        only = "strategy=parameter_server"
         for key in ("parameter_servers", "min_shard_bytes"):
-            expected, received = f"strategy.{key} with strategy=parameter_server only", f"it with {strategy.name}"
-            instead = f"strategy.{key}=null, or strategy=parameter_server"
-            refuse((getattr(strategy, key) is not None, expected, received, instead))
+            if getattr(strategy, key) is not None:
+                expected, received = f"strategy.{key} with {only} only", f"it with {strategy.name}"
+                raise UserError(expected, received, f"strategy.{key}=null, or {only}")
         return 0
     if config.train.deterministic and workers > 1:
         expected = f"train.deterministic=false under {strategy.name}, whose {workers} workers train asynchronously"
@@ -132,9 +129,9 @@ def service_of(config: Config) -> tuple[int, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The number of processes of each kind, and their devices and threads.
+    """The workers in each process and on each host, each on `per_replica` devices, and parameter `servers`.
 
-    `per_process` workers of `per_replica` devices train in a process. `local`: one machine stands for all hosts.
+    `devices_here` share a machine, where `local` one for all hosts.
     """
 
     kind: str
@@ -142,37 +139,22 @@ class Layout:
     local: bool
     workers: int
     per_process: int
-    workers_per_host: int
+    per_host: int
+    per_replica: int
+    devices_here: int
     threads: int
-    coordinators: int
     servers: int
     data_servers: int
-    per_replica: int
-
-    @property
-    def training(self) -> int:
-        """Processes that train."""
-        return self.workers // self.per_process
-
-    @property
-    def devices_here(self) -> int:
-        """Devices that share this machine."""
-        return (self.workers if self.local else self.workers_per_host) * self.per_replica
+    oversubscribed: bool
 
 
 def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) -> Layout:
     """Lays the config's workers over processes and hosts. Raises `UserError`."""
     strategy, hardware, hosts = config.strategy, config.hardware, config.hardware.hosts or machine.hosts
-    tasks, per_replica, key = (
-        _tasks_that_train(config, machine),
-        strategy.devices_per_replica or 1,
-        "devices_per_replica",
-    )
-    refuse((
-        per_replica > devices_per_host and (kind != "cpu" or hardware.rehearse),
-        f"no more than the {devices_per_host} devices of hardware={hardware.name} for a copy of the model",
-        f"strategy.{key}={per_replica}", f"strategy.{key}={devices_per_host}",
-    ))  # fmt: skip
+    tasks, per_replica = _tasks_that_train(config, machine), strategy.devices_per_replica or 1
+    expected = f"no more than the {devices_per_host} devices of hardware={hardware.name} for a copy of the model"
+    key, lacks = "strategy.devices_per_replica", per_replica > devices_per_host and (kind != "cpu" or hardware.rehearse)
+    refuse((lacks, expected, f"{key}={per_replica}", f"{key}={devices_per_host}"))
     workers = _workers(config, kind, max(1, devices_per_host // per_replica), tasks)
     per_process, per_host = _processes_and_hosts(config, workers, tasks)
     check_laid_out(config, kind, per_process, per_host, hosts)
@@ -188,8 +170,8 @@ def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) 
          f"strategy.parameter_servers={started}" if started else "strategy=multi_worker"),
     )  # fmt: skip
     local = machine.hosts == 1 or hosts == 1
-    devices_here = max(devices_per_host, (workers if local else per_host) * per_replica)
-    threads = hardware.threads_per_device or max(1, len(machine.cores) // devices_here)
+    devices_here = (workers if local else per_host) * per_replica
+    threads = hardware.threads_per_device or max(1, len(machine.cores) // max(devices_per_host, devices_here))
     # A host that has too few cores for its workers would have all others wait for it, where these have enough.
     needed, members = per_host * threads, machine.members
     short = [host for host in members[:hosts] if len(host.cores) < needed]
@@ -198,38 +180,34 @@ def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) 
         fitting = f"workers={max(1, fewest // threads) * hosts}, or the cluster without {some(short)}"
         expected = f"hosts with {needed} cores for {per_host} workers each"
         raise UserError(expected, f"{some(short)} with {fewest}", fitting)
-    return Layout(
-        kind, hosts, local, workers, per_process, per_host, threads, coordinators=1 if strategy.asynchronous else 0,
-        servers=servers, data_servers=service_of(config)[0], per_replica=per_replica,
-    )  # fmt: skip
+    of_host = (per_process, per_host, per_replica, devices_here, threads)
+    oversubscribed = kind == "cpu" and devices_here * threads > len(machine.cores)
+    return Layout(kind, hosts, local, workers, *of_host, servers, service_of(config)[0], oversubscribed)
 
 
-def processes_of(layout: Layout, host: str, machine: Machine) -> tuple[Process, ...]:
-    """All processes by rank; each that others reach is to listen at a port of `host` that is not known yet."""
-    first, training = layout.coordinators, layout.training
-    address = None if first + training == 1 else f"{host}:0"
+def processes_of(layout: Layout, config: Config, machine: Machine) -> tuple[Process, ...]:
+    """All processes by rank; each that others reach is to listen at a port of its host that is not known yet."""
+    reached, training = f"{config.cluster.host}:0", layout.workers // layout.per_process
+    first = int(config.strategy.asynchronous)
+    address = None if first + training == 1 else reached
     processes = [Process(rank, "coordinator", 0, address) for rank in range(first)]
-    processes += [_training(number, layout, address, machine) for number in range(training)]
-    servers = (("parameter server", layout.servers, address), (DATA_SERVER, layout.data_servers, f"{host}:0"))
+    processes += [_training(first + number, number, layout, address, machine) for number in range(training)]
+    servers = (("parameter server", layout.servers, address), (DATA_SERVER, layout.data_servers, reached))
     for role, count, at in servers:
         processes += [Process(len(processes) + number, role, number % layout.hosts, at) for number in range(count)]
     return tuple(processes)
 
 
-def _training(number: int, layout: Layout, address: str | None, machine: Machine) -> Process:
-    threads, rank, alone = layout.threads, layout.coordinators + number, machine.hosts == 1
-    replicas = tuple(range(number * layout.per_process, (number + 1) * layout.per_process))
-    host, each = replicas[0] // layout.workers_per_host, layout.per_process * layout.per_replica
-    first = (replicas[0] if alone else replicas[0] % layout.workers_per_host) * layout.per_replica
+def _training(rank: int, number: int, layout: Layout, address: str | None, machine: Machine) -> Process:
+    threads, replicas = layout.threads, tuple(range(number * layout.per_process, (number + 1) * layout.per_process))
+    host, each = replicas[0] // layout.per_host, layout.per_process * layout.per_replica
+    first = (replicas[0] if layout.local else replicas[0] % layout.per_host) * layout.per_replica
     # Each host numbers its GPUs from 0; several processes of one host take consecutive ones.
     numbers = range(first, first + each) if layout.kind == "gpu" else range(each)
-    cores: tuple[int, ...] = ()
-    intra, inter = 0, 0
+    intra, inter, cores = 0, 0, tuple[int, ...]()
     if layout.kind == "cpu":
-        devices_here = (layout.workers if alone else layout.workers_per_host) * layout.per_replica
-        usable = machine.member(host).cores
-        if devices_here * threads <= len(usable):
-            cores = usable[first * threads : (first + each) * threads]
+        if layout.devices_here * threads <= len(machine.member(host).cores):
+            cores = machine.member(host).cores[first * threads : (first + each) * threads]
         # The devices of a process share one Eigen pool. With one thread a device its work runs on the inter-op
         # threads, and a larger pool only adds hand-overs; two inter-op threads keep communication beside compute.
         intra, inter = threads if threads == 1 else threads * each, max(2, each)

@@ -57,20 +57,12 @@ def inventory(members: Sequence[Host]) -> Machine:
     >>> found.hosts, found.cores, found.memory_gib
     (2, (0,), 8.0)
     """
-    fewest = min(members, key=lambda host: len(host.cores))
+    fewest, first = min(members, key=lambda host: len(host.cores)), members[0]
     caches = [host.cache_bytes for host in members if host.cache_bytes is not None]
-    return Machine(
-        hostname=members[0].hostname,
-        cores=fewest.cores,
-        memory_gib=min(host.memory_gib for host in members),
-        cpu=fewest.cpu,
-        gpus=min((host.gpus for host in members), key=len),
-        tpus=min((host.tpus for host in members), key=len),
-        tpu_name=members[0].tpu_name,
-        cache_bytes=min(caches) if len(caches) == len(members) else None,
-        hosts=len(members),
-        members=tuple(members),
-    )
+    memory, cache = min(host.memory_gib for host in members), min(caches) if len(caches) == len(members) else None
+    gpus, tpus = (min((getattr(host, kind) for host in members), key=len) for kind in ("gpus", "tpus"))
+    least = Host(first.hostname, fewest.cores, memory, fewest.cpu, gpus, tpus, first.tpu_name, cache)
+    return Machine(**vars(least), hosts=len(members), members=tuple(members))
 
 
 def differences(members: Sequence[Host]) -> list[str]:
@@ -195,11 +187,8 @@ def notes_on_tpu(config: Config, kind: str, workers: int, global_batch: int) -> 
     out = None if examples is None else left_out(examples, workers, global_batch)
     if out != 0:
         count = f"up to {global_batch - 1}" if out is None else f"{out} of {examples}"
-        others = ", others each time" if config.data.shuffle else ""
-        notes.append(
-            f"Batches are all of {global_batch}, as a TPU needs: each epoch leaves out {count} training "
-            f"examples{others}."
-        )
+        left = f"{count} training examples{', others each time' * config.data.shuffle}"
+        notes.append(f"Batches are all of {global_batch}, as a TPU needs: each epoch leaves out {left}.")
     if kind == "tpu" and config.measure.baseline is None and config.measure.steps != 0:
         notes.append("A TPU belongs to one process, which leaves none for a baseline: compare with a run of workers=1.")
     return notes

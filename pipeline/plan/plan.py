@@ -31,10 +31,7 @@ STEP_TIME, PREDICTION, SIZE, PARAMETER = Part.STEP_TIME, Part.PREDICTION, Part.S
 
 @dataclass(frozen=True)
 class Process:
-    """One operating-system process: its rank, role and host, and the devices and cores it computes on.
-
-    `replicas` are numbers over the whole run. A coordinator and a parameter server train none and have no device.
-    """
+    """A process of the operating system: `replicas` are numbers over the whole run, none where it trains nothing."""
 
     rank: int
     role: str
@@ -255,8 +252,7 @@ class Plan:
     @property
     def leaders(self) -> tuple[int, ...]:
         """Ranks of the processes that are told what to do: those that train, or the coordinator, who has them train."""
-        training = tuple(process.rank for process in self.processes if process.devices)
-        return (0,) if self.strategy.asynchronous else training
+        return (0,) if self.strategy.asynchronous else tuple(each.rank for each in self.processes if each.devices)
 
     @property
     def hosts_that_train(self) -> int:
@@ -321,8 +317,8 @@ def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
 
 def identity(plan: Mapping[str, Json]) -> dict[str, object]:
     """Returns what a run was to do, from plan.json's values: a run goes on where another with the same was ended."""
-    values = {name: plan.get(name, field.default) for name, field in leaves(Plan, IDENTITY).items()}
     # What an earlier version lacks has its default.
+    values = {name: plan.get(name, field.default) for name, field in leaves(Plan, IDENTITY).items()}
     decides = {name: value for name, value in values.items() if value is not MISSING}
     # Before there was a choice, what nobody had asked for was written as TensorFlow's own.
     return decides | {"collective": TENSORFLOW} if decides["collective"] == AUTO else decides

@@ -7,7 +7,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from pipeline.config.schema import Baseline, Cache, CheckpointConfig, Config, StrategyConfig
+from pipeline.config.schema import Baseline, Cache, CheckpointConfig, Config, Object
 from pipeline.errors import refuse
 from pipeline.plan import machine as machines
 from pipeline.plan import plan as plans
@@ -16,7 +16,7 @@ from pipeline.plan.checks import check_of, check_ranges, class_weights, stays_he
 from pipeline.plan.division import check_micro_batches, shared, split_batch
 from pipeline.plan.layout import Layout, hosts_of, lay_out, processes_of, service_of
 from pipeline.plan.machine import Machine
-from pipeline.plan.plan import BUILDER, Plan
+from pipeline.plan.plan import AUTO, BUILDER, Plan
 
 Part = TypeVar("Part")
 # Passes over the data of a training whose length nobody gave.
@@ -24,14 +24,14 @@ DEFAULT_EPOCHS = 2
 # The share that a checkpoint after an epoch may take of the time since the last one, where nobody said how often.
 CHECKPOINT_SHARE = 0.01
 # How long processes go on without a driver by default: as a cut line or a slip takes; if it is meant to go, a week.
-ORPHAN_SECONDS, DETACHED_SECONDS = 300.0, 604_800.0
+ORPHAN_SECONDS = {False: 300.0, True: 604_800.0}
 
 
 def make(config: Config, machine: Machine, present: bool = True, files: Sequence[int] = ()) -> Plan:
-    """The plan of `config` on `machine`; `listening` gives its processes their ports.
+    """The plan of `config` on `machine`; `listening` gives its processes their ports. Raises `UserError`.
 
-    With `present`, devices that the machine lacks are refused, else noted. `files` has the training examples of each
-    file of the data, where that is known. Raises `UserError`.
+    With `present`, devices that the machine lacks are refused, else noted. `files` has the examples of each file to
+    train on, where that is known.
     """
     check_ranges(config)
     check_backend(config)
@@ -39,39 +39,37 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     machine = replace(machine, hosts=config.hardware.hosts or 1) if machine.grows else machine
     kind, devices_per_host, notes = machines.devices_of(config, machine, present)
     layout = lay_out(config, machine, kind, devices_per_host)
-    on_cpu, asynchronous = kind == "cpu", config.strategy.asynchronous
-    # Asynchronous workers make each step alone.
+    # Asynchronous workers make each step alone, and read all files each.
+    asynchronous = config.strategy.asynchronous
     batch = split_batch(config, 1 if asynchronous else layout.workers)
     check_micro_batches(config, batch[1])
-    oversubscribed = on_cpu and layout.devices_here * layout.threads > len(machine.cores)
-    several_hosts = layout.hosts > 1 and layout.local and layout.workers > layout.workers_per_host
+    several_hosts = layout.hosts > 1 and layout.local and layout.workers > layout.per_host
     stands_for_hosts = several_hosts and present and not config.hardware.rehearse
-    processes = processes_of(layout, config.cluster.host, machine)
+    processes = processes_of(layout, config, machine)
     base_port, count = config.cluster.base_port, len(processes)
-    refuse((
-        base_port is not None and count > 1 and base_port + count - 1 > 65535,
-        f"cluster.base_port to leave {count} processes a port each up to 65535", base_port,
-        f"cluster.base_port=null, or {65536 - count}",
-    ))  # fmt: skip
+    expected = f"cluster.base_port to leave {count} processes a port each up to 65535"
+    over = base_port is not None and count > 1 and base_port + count - 1 > 65535
+    refuse((over, expected, base_port, f"cluster.base_port=null, or {65536 - count}"))
     hosts = max(process.host for process in processes) + 1
     xla, notes_on_xla = xla_of(config)
     notes += machines.notes_on_tpu(config, kind, layout.workers, batch[2]) + notes_on_xla
-    notes += _notes(config, machine, layout, oversubscribed, stands_for_hosts)
-    takes_address = kind == "tpu" and "address" in config.strategy.build
-    address = {"address": machines.tpu_address(config, machine)} if takes_address else {}
+    notes += _notes(config, machine, layout, stands_for_hosts)
+    build = config.strategy.build
+    if kind == "tpu" and "address" in build:
+        build = build | {"address": machines.tpu_address(config, machine)}
     launch, checkpoint, best = config.launch, config.checkpoint, config.checkpoint.keep_best
     usual = "min" if best and falls(best) else "max"
     plan = Plan(
         strategy=_taken(
             plans.StrategyPart,
             config.strategy,
-            build=config.strategy.build | address,
+            build=build,
             static_batches=config.strategy.on_tpu,
             devices_per_replica=layout.per_replica,
         ),
-        hardware=_hardware(config, machine, kind, hosts, layout.threads, stands_for_hosts, oversubscribed),
+        hardware=_hardware(config, machine, layout, hosts, stands_for_hosts),
         model=plans.ModelPart(config.model.name, config.model.build),
-        data=_data(config, files, 1 if asynchronous else layout.training),
+        data=_data(config, files, 1 if asynchronous else layout.workers // layout.per_process),
         training=_training(config, batch, layout.workers, xla),
         measurement=_taken(
             plans.MeasurementPart,
@@ -81,11 +79,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
             profile=config.data.profile,
             explain=machines.is_explained(config, kind),
         ),
-        launch=_taken(
-            plans.LaunchPart,
-            launch,
-            orphan_timeout=launch.orphan_timeout or (DETACHED_SECONDS if launch.detach else ORPHAN_SECONDS),
-        ),
+        launch=_taken(plans.LaunchPart, launch, orphan_timeout=launch.orphan_timeout or ORPHAN_SECONDS[launch.detach]),
         processes=processes,
         workers=layout.workers,
         checkpoint=_taken(
@@ -98,21 +92,20 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     return replace(plan, notes=(*plan.notes, *notes_on_sums(plan)))
 
 
-def _hardware(
-    config: Config, machine: Machine, kind: str, hosts: int, threads: int, stands_for_hosts: bool, oversubscribed: bool
-) -> plans.HardwarePart:
+def _hardware(config: Config, machine: Machine, layout: Layout, hosts: int, rehearsal: bool) -> plans.HardwarePart:
+    on_cpu = layout.kind == "cpu"
     gpus, tpus = ", ".join(machine.gpus) or "none", f", TPU chips: {len(machine.tpus)}" * bool(machine.tpus)
     return _taken(
         plans.HardwarePart,
         config.hardware,
-        kind=kind,
+        kind=layout.kind,
         hosts=hosts,
         link_gbps=config.hardware.link_gbps or (machine.link_gbps if hosts > 1 else None),
-        threads_per_device=threads if kind == "cpu" else config.hardware.threads_per_device,
-        rehearsal=config.hardware.rehearse or stands_for_hosts,
-        oversubscribed=oversubscribed,
+        threads_per_device=layout.threads if on_cpu else config.hardware.threads_per_device,
+        rehearsal=config.hardware.rehearse or rehearsal,
+        oversubscribed=layout.oversubscribed,
         machine=f"{machine.hostname}: {machine.cpu}, {len(machine.cores)} cores, GPUs: {gpus}{tpus}",
-        host_memory_gib=machine.memory_gib if kind == "cpu" else None,
+        host_memory_gib=machine.memory_gib if on_cpu else None,
         cache_bytes=machine.cache_bytes,
         host_names=tuple(host.hostname for host in machine.members),
     )
@@ -163,18 +156,17 @@ def _training(config: Config, batch: tuple[str, int, int], workers: int, xla: st
     )
 
 
-def _notes(config: Config, machine: Machine, layout: Layout, oversubscribed: bool, stands_for_hosts: bool) -> list[str]:
+def _notes(config: Config, machine: Machine, layout: Layout, stands_for_hosts: bool) -> list[str]:
     devices, threads, cores = layout.devices_here, layout.threads, len(machine.cores)
     with_baseline = machines.baseline_source(config, layout.kind) != "none" and config.measure.steps != 0
-    asynchronous = config.strategy.asynchronous and layout.workers > 1
     notes = {
         f"{devices} CPU devices of {threads} thread{'s' * (threads > 1)} share {cores} core{'s' * (cores > 1)}: the "
-        f"speedup says nothing about {devices} separate devices.": oversubscribed,
+        f"speedup says nothing about {devices} separate devices.": layout.oversubscribed,
         f"This machine stands for {layout.hosts} hosts: a rehearsal.": stands_for_hosts,
         f"Logical CPU devices stand for the devices of {config.hardware.name}: a rehearsal.": config.hardware.rehearse,
         "The baseline makes its batches itself, without a tf.data service.": config.data.service and with_baseline,
         "Asynchronous: each worker steps at its own pace, on weights that others may have changed meanwhile.":
-            asynchronous,
+            config.strategy.asynchronous and layout.workers > 1,
     }  # fmt: skip
     differences = [f"{unlike}: the slowest decides." for unlike in machines.differences(machine.members)]
     return [*differences, *(note for note, applies in notes.items() if applies)]
@@ -213,44 +205,31 @@ def on_one_device(config: Config) -> Config:
 
 def on_one_worker(config: Config, plan: Plan) -> Config:
     """The config of a plan's step on one device, under the same strategy; it trains for nothing and keeps nothing."""
+    devices, batch = plan.strategy.devices_per_replica, plan.training.replica_batch
     threads = plan.hardware.threads_per_device or config.hardware.threads_per_device
+    hardware = replace(config.hardware, hosts=1, devices_per_host=devices, threads_per_device=threads)
+    train = replace(config.train, replica_batch=batch, global_batch=None, callbacks=[], save=False)
+    measure = replace(config.measure, scaling=None, steps=None, baseline=Baseline.none, patience=0.0, explain=False)
+    strategy, checkpoint = replace(config.strategy, devices_per_process=None), CheckpointConfig()
     return replace(
-        config,
-        workers=1,
-        strategy=replace(config.strategy, devices_per_process=None),
-        hardware=replace(
-            config.hardware, hosts=1, devices_per_host=plan.strategy.devices_per_replica, threads_per_device=threads
-        ),
-        train=replace(
-            config.train, replica_batch=plan.training.replica_batch, global_batch=None, callbacks=[], save=False
-        ),
-        measure=replace(config.measure, scaling=None, steps=None, baseline=Baseline.none, patience=0.0, explain=False),
-        checkpoint=CheckpointConfig(),
+        config, workers=1, strategy=strategy, hardware=hardware, train=train, measure=measure, checkpoint=checkpoint
     )
 
 
 def baseline_of(plan: Plan, machine: Machine) -> Plan:
     """The same model, data, precision, threads and batch rule on one device, with no strategy."""
     first = next(process for process in plan.processes if process.devices)
-    threads = plan.hardware.threads_per_device or 0
-    cores, intra = machine.member(0).cores[:threads], threads
-    if plan.hardware.kind != "cpu":
-        cores, intra = (), first.intra_op_threads
+    threads, on_cpu = plan.hardware.threads_per_device or 0, plan.hardware.kind == "cpu"
+    cores, intra = (machine.member(0).cores[:threads], threads) if on_cpu else ((), first.intra_op_threads)
     one = plans.Process(0, "chief", 0, None, first.devices[:1], (0,), cores, intra, first.inter_op_threads)
     training = replace(plan.training, callbacks=(), save=False, check="off", compare_weights_every=None)
     size = training.replica_batch if training.scaling == "weak" else training.global_batch
+    build: Object = {"_target_": "pipeline.strategies.default"}
+    static, bucket_bytes = plan.strategy.static_batches, plan.strategy.bucket_bytes
+    strategy = plans.StrategyPart("default", build, False, None, "none", static, 1, AUTO, bucket_bytes)
     return replace(
         plan,
-        strategy=replace(
-            plan.strategy,
-            name="default",
-            build={"_target_": "pipeline.strategies.default"},
-            asynchronous=False,
-            min_shard_bytes=None,
-            exchange="none",
-            devices_per_replica=1,
-            collective=StrategyConfig.collective,
-        ),
+        strategy=strategy,
         hardware=replace(plan.hardware, hosts=1, rehearsal=False, oversubscribed=False),
         data=replace(plan.data, service=()),
         training=replace(training, replica_batch=size, global_batch=size),
@@ -267,16 +246,11 @@ def builder_of(plan: Plan, machine: Machine) -> Plan:
     alone = baseline_of(plan, machine)
     # Under JAX a variable is cut over the devices of a replica, and so is what a step holds of it.
     each = plan.strategy.devices_per_replica if plan.backend == JAX else 1
-    strategy = plan.strategy if each > 1 else alone.strategy
-    devices = tuple(f"CPU:{number}" for number in range(each))
-    one = replace(alone.processes[0], role=BUILDER, devices=devices, cores=(), intra_op_threads=0, inter_op_threads=0)
-    return replace(
-        alone,
-        strategy=replace(strategy, static_batches=False),
-        hardware=replace(alone.hardware, kind="cpu"),
-        measurement=replace(alone.measurement, system_metrics_seconds=0.0),
-        processes=(one,),
-    )
+    strategy = replace(plan.strategy if each > 1 else alone.strategy, static_batches=False)
+    one = plans.Process(0, BUILDER, 0, None, tuple(f"CPU:{number}" for number in range(each)), (0,))
+    hardware = replace(alone.hardware, kind="cpu")
+    measurement = replace(alone.measurement, system_metrics_seconds=0.0)
+    return replace(alone, strategy=strategy, hardware=hardware, measurement=measurement, processes=(one,))
 
 
 def falls(metric: str) -> bool:

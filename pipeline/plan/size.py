@@ -26,8 +26,6 @@ OF_EXAMPLES = (
     "train_examples", "validation_examples", "validation_fraction", "split_seed", "seed", "noise", "signal",
 )  # fmt: skip
 ONLY_TABLES = "only embeddings can be sharded"
-
-
 # Bytes of a fixed size, and bytes for each example of a replica.
 Moment: TypeAlias = tuple[int, int]
 
@@ -67,8 +65,7 @@ class Variable(Struct, frozen=True, array_like=True):
 class Layer(Struct, frozen=True, array_like=True):
     """A layer that is placed as a whole: bytes of variables, gradients and slots, multiplications of one example.
 
-    `begins`: a part of the model may begin with it. A cut between a kernel and the normalization or activation of what
-    it gives would keep TensorFlow from fusing them. `variables` are their paths.
+    A part of the model may begin where it `begins`: not between a kernel and what TensorFlow would fuse with it.
     """
 
     name: str
@@ -102,8 +99,7 @@ class Size:
     @property
     def parameters(self) -> int:
         """The count of its variables' numbers, as Keras has it, which leaves out the state of random numbers."""
-        floats = [variable for variable in self.variables if not variable.dtype.startswith(("int", "uint"))]
-        return sum(math.prod(variable.shape) for variable in floats)
+        return sum(math.prod(one.shape) for one in self.variables if not one.dtype.startswith(("int", "uint")))
 
 
 def places_layers(plan: Plan) -> bool:
@@ -123,9 +119,8 @@ def facts(plan: Plan) -> dict[str, object]:
 
 def shipped(plan: Plan) -> Size | None:
     """The size that the package has of the plan's model, one of its own on data of its own, but none of layers."""
-    if places_layers(plan):
-        return None
-    return next((msgspec.convert(known["size"], Size) for known in _shipped() if facts(plan) in known["of"]), None)
+    shipped = () if places_layers(plan) else _shipped()
+    return next((msgspec.convert(known["size"], Size) for known in shipped if facts(plan) in known["of"]), None)
 
 
 def fingerprint(plan: Plan, sources: str, versions: dict[str, str]) -> str:

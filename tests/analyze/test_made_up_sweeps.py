@@ -1,5 +1,7 @@
 """The verdict on made-up sweeps whose truth is known, and what it says of single pairs."""
 
+import re
+
 import numpy as np
 import pytest
 from shown_runs import a_plan
@@ -78,11 +80,9 @@ def test_verdicts_of_made_up_sweeps_keep_the_best_in_the_best_group_and_contradi
     for _ in range(sweeps):
         true, runs, same = made_up(rng, kind)
         decided = compare.decide(runs, same, 0.5)
-        assert decided.best is not None
         best, ours = true[same[decided.best.places[0]]], decided.best.speedup
         not_slower = [decided.best.places[0]]
         for each in decided.against:
-            assert each.other is not None
             theirs, other = each.other.speedup, true[same[each.other.places[0]]]
             if each.answer is not Answer.FASTER:
                 not_slower.append(each.other.places[0])
@@ -97,25 +97,23 @@ def test_verdicts_of_made_up_sweeps_keep_the_best_in_the_best_group_and_contradi
     assert one_device == 0
 
 
-def pairs(
-    apart: float, within: float, faster: float, in_turn: bool = True, runs: int = 1, count: int = 100
-) -> dict[str, float]:
-    """Of simulated pairs the share with each answer: runs lie `apart`, and the repeats of each lie `within`."""
+def pairs(apart: float, within: float, faster: float, in_turn: bool = True, runs: int = 1) -> dict[str, float]:
+    """Of 100 simulated pairs the share with each answer: runs lie `apart`, and the repeats of each lie `within`."""
     rng, answers = np.random.default_rng(0), list[str]()
-    for _ in range(count):
+    for _ in range(100):
         made = list[LoggedRun]()
         for speedup in [1.5] * runs + [1.5 * faster] * runs:
             point = ONE * speedup * np.exp(apart * rng.normal() + within * rng.normal(size=5))
             one = ONE * np.exp(0.5 * within * rng.normal(size=5))
             made.append(a_run(2, repeats(point), repeats(one), in_turn))
         answers.append(answer_of(made))
-    return {answer: answers.count(answer) / count for answer in Answer}
+    return {answer: answers.count(answer) / 100 for answer in Answer}
 
 
 def answer_of(runs: list[LoggedRun]) -> Answer:
     """The answer where the first half of the runs repeats one configuration, and the second half another."""
     half = len(runs) // 2
-    one, two = Contestant(tuple(range(half)), tuple(runs[:half])), Contestant(tuple(range(half)), tuple(runs[half:]))
+    one, two = (Contestant(tuple(range(half)), tuple(each)) for each in (runs[:half], runs[half:]))
     return Judge(runs, [place // half for place in range(2 * half)]).compare(one, two).answer
 
 
@@ -133,28 +131,26 @@ def test_runs_that_are_repeated_tell_more_and_show_what_is_as_fast():
     assert pairs(0.01, 0.005, 1.0)["as fast"] == pairs(0.01, 0.005, 1.15, runs=3)["as fast"] == 0.0
 
 
-@pytest.mark.parametrize(("speedups", "answer"), [
-    ((1.5, 1.5, 1.25, 1.25), "faster"), ((2.0, 1.1, 1.0, 1.5), "not known")
-])  # fmt: skip
-def test_runs_that_are_repeated_and_disagree_tell_less(speedups, answer):
-    rates = [np.full(5, ONE * speedup) for speedup in speedups]
-    assert answer_of([a_run(2, repeats(rate), repeats(np.full(5, ONE))) for rate in rates]) == answer
+def steady(workers: int, speedup: float, others: float = 0.0, one: float = 1.0) -> LoggedRun:
+    """A run whose repeats are all as fast, as are its baseline's."""
+    return a_run(workers, repeats(np.full(5, speedup * ONE), np.full(5, others)), repeats(np.full(5, one * ONE)))
+
+
+def test_runs_that_are_repeated_and_disagree_tell_less():
+    for speedups, answer in (((1.5, 1.5, 1.25, 1.25), "faster"), ((2.0, 1.1, 1.0, 1.5), "not known")):
+        assert answer_of([steady(2, speedup) for speedup in speedups]) == answer
 
 
 def test_a_run_that_other_programs_disturbed_may_be_faster_than_it_was():
-    quiet, slower = a_run(1, repeats(np.full(5, ONE)), repeats(np.full(5, ONE))), np.full(5, 0.7 * ONE)
-    for others, answer in ((np.zeros(5), "faster"), (np.full(5, 0.4), "not known")):
-        busy = a_run(2, repeats(slower, others), repeats(np.full(5, ONE)))
-        assert answer_of([quiet, busy]) == answer
+    for others, answer in ((0.0, "faster"), (0.4, "not known")):
+        assert answer_of([steady(1, 1.0), steady(2, 0.7, others)]) == answer
 
 
 def test_a_speedup_that_cannot_be_is_no_efficiency_and_is_judged_by_throughput():
-    slow = a_run(1, repeats(np.full(5, ONE)), repeats(np.full(5, 0.6 * ONE)))
-    assert slow.result.speed.efficiency is None
-    assert comparable.disturbed(slow.result) == ["disturbed baseline"]
-    pays = a_run(2, repeats(np.full(5, 1.5 * ONE)), repeats(np.full(5, ONE)))
-    decided = compare.decide([slow, pays], [0, 1], 0.5)
-    assert (decided.use, decided.best and decided.best.places) == ("best", (1,))
+    slow = steady(1, 1.0, one=0.6)
+    assert (slow.result.speed.efficiency, comparable.disturbed(slow.result)) == (None, ["disturbed baseline"])
+    decided = compare.decide([slow, steady(2, 1.5)], [0, 1], 0.5)
+    assert (decided.use, decided.best.places) == ("best", (1,))
     assert [each.answer for each in decided.against] == ["faster"]
 
 
@@ -171,16 +167,13 @@ def test_an_older_result_without_repeats_in_its_log_is_judged_by_its_intervals()
     assert (decided.use, [each.answer for each in decided.against]) == ("best", ["faster"])
 
 
-@pytest.mark.parametrize(
-    ("speedup", "first"), [(0.7, "it did not pay: almost certainly slower"), (1.5, ""), (1.0, "not known")]
-)
-def test_a_single_run_says_that_it_did_not_pay_and_what_to_try(speedup, first):
+@pytest.mark.parametrize(("speedup", "line"), [
+    (0.7, "it did not pay: almost certainly slower.* Try strategy=one_device workers=1.*"), (1.5, ""),
+    (1.0, "not known.*"),
+])  # fmt: skip
+def test_a_single_run_says_that_it_did_not_pay_and_what_to_try(speedup, line):
     rates = ONE * speedup * np.array([0.94, 0.97, 1.0, 1.03, 1.06])
-    line = single_line(a_run(2, repeats(rates), repeats(np.full(5, ONE))).result)
-    assert line.startswith(first)
-    assert bool(line) is bool(first)
-    if speedup < 1:
-        assert "Try strategy=one_device workers=1" in line
+    assert re.fullmatch(line, single_line(a_run(2, repeats(rates), repeats(np.full(5, ONE))).result))
 
 
 def test_what_other_work_disturbs_is_timed_again_until_it_is_quiet_or_patience_is_over():

@@ -31,6 +31,7 @@ SEED = 2 * 8
 CNN_KEEPS = 1.06 * 4 * (26 * 26 * 32 + 2 * 24 * 24 * 64 + 12 * 12 * 64 + 128)
 # Adam's count of steps and its learning rate.
 ADAM_APART = 8 + 4
+TABLES = ("model=recommender", "data=clicks")
 
 
 def needs(*overrides: str, gpus: int = 0) -> tuple[Plan, Estimate]:
@@ -70,23 +71,21 @@ def test_the_two_batches_that_lie_ready_on_a_gpu_are_counted_on_it_and_those_of_
     assert not any(other.batches for other in others)
     assert "activations  batches" in text_of(plan, made)
     plan, made = needs(*f"strategy={strategy}".split())
-    assert made.device.batches == 0
-    assert "batches  " not in text_of(plan, made).splitlines()[0]
+    assert (made.device.batches, "batches  " in text_of(plan, made).splitlines()[0]) == (0, False)
 
 
 @pytest.mark.parametrize(("batch", "batches"), [(64, 4 * 32), (1_024, 4 * 4), (16_384, 4)])
 def test_under_jax_the_blocks_that_lie_ready_on_a_gpu_are_counted(batch, batches):
     plan = planned("strategy=mirrored", "workers=2", f"train.replica_batch={batch}", gpus=2)
-    made = estimate(dataclasses.replace(plan, backend="jax"), shipped(plan))
-    assert made.device.batches == batches * batch * 4 * (28 * 28 + 1)
+    device = estimate(dataclasses.replace(plan, backend="jax"), shipped(plan)).device
+    assert device.batches == batches * batch * 4 * (28 * 28 + 1)
 
 
 def test_a_servers_workers_are_fed_no_batches_ahead_and_data_that_are_read_know_their_batches():
     assert needs("strategy=parameter_server", "workers=1", gpus=2)[1].device.batches == 0
     # Of clicks, which a process makes as it trains: 11 numbers and a label.
-    plan, made = needs("model=recommender", "data=clicks", "strategy=mirrored", "workers=2", gpus=2)
-    assert made.example_bytes is None
-    assert made.device.batches == 2 * plan.training.replica_batch * 48
+    plan, made = needs(*TABLES, "strategy=mirrored", "workers=2", gpus=2)
+    assert (made.example_bytes, made.device.batches) == (None, 2 * plan.training.replica_batch * 48)
 
 
 TWO_BY_TWO = "strategy=multi_worker workers=4 hardware=2x2cpu"
@@ -115,35 +114,31 @@ TWO_BY_TWO = "strategy=multi_worker workers=4 hardware=2x2cpu"
 ])  # fmt: skip
 def test_what_a_step_exchanges_is_what_the_strategys_formula_says(overrides, gpus, total, between):
     plan, made = needs(*overrides.split(), gpus=gpus)
-    assert made.exchanged is not None
     assert (made.exchanged.total, made.exchanged.between) == (total, between)
     sent = sum(each.sends * each.count for each in made.exchanged.traffic)
     received = sum(each.receives * each.count for each in made.exchanged.traffic)
     assert sent == received == total * plan.concurrent_steps
 
 
-@pytest.mark.parametrize(("whose", "exchanges"), [("global", "38 small ones a step"), ("replica", "")])
-def test_exchanges_that_normalize_are_counted(whose, exchanges):
-    text = text_of(*needs("strategy=multi_worker", "workers=2", "model=resnet20", f"train.batch_statistics={whose}"))
-    assert exchanges in text
-    assert ("small ones" in text) == bool(exchanges)
+def test_exchanges_that_normalize_are_counted():
+    for whose, exchanges in (("global", "38 small ones a step"), ("replica", "")):
+        made = needs("strategy=multi_worker", "workers=2", "model=resnet20", f"train.batch_statistics={whose}")
+        text = text_of(*made)
+        assert (exchanges in text, "small ones" in text) == (True, bool(exchanges))
 
 
 def test_of_an_embedding_only_the_rows_of_a_batch_travel():
-    common = ("model=recommender", "data=clicks")
-    _, made = needs(*common, "strategy=parameter_server", "workers=2")
+    _, made = needs(*TABLES, "strategy=parameter_server", "workers=2")
     dense = 4 * (56 * 64 + 64 + 64 * 32 + 32 + 32 + 1)
     rows = 64 * 3
-    assert made.exchanged is not None
     # A gradient's rows travel with their numbers.
     assert made.exchanged.total == 2 * dense + rows * 16 * 4 + rows * (16 * 4 + 4)
     tables = 4 * 16 * 1_220
     worker, server = made.memory
-    assert worker.parameters == dense + rows * 16 * 4
-    assert worker.slots == 0
+    assert (worker.parameters, worker.slots) == (dense + rows * 16 * 4, 0)
     assert (server.parameters, server.slots) == (dense + tables, 2 * (dense + tables) + ADAM_APART)
     # Copies on devices are whole.
-    assert needs(*common, "strategy=mirrored", "workers=2")[1].device.parameters == dense + tables
+    assert needs(*TABLES, "strategy=mirrored", "workers=2")[1].device.parameters == dense + tables
 
 
 def test_a_plan_says_which_layers_are_on_which_devices_where_whole_ones_are_placed():
@@ -151,13 +146,11 @@ def test_a_plan_says_which_layers_are_on_which_devices_where_whole_ones_are_plac
     plan = planned(*command)
     # The sizes that come with the package have no layers.
     assert shipped(plan) is None
-    paths = [f"{name}/kernel" for name in ("first", "second", "third")]
+    sizes = {"first": 1, "second": 1, "third": 2}
     variables = tuple(
-        Variable(path, (10, size), "float32", True, 80 * size) for path, size in zip(paths, (1, 1, 2), strict=True)
+        Variable(f"{name}/kernel", (10, size), "float32", True, 80 * size) for name, size in sizes.items()
     )
-    layers = tuple(
-        Layer(path[:-7], 4 * one.bytes, 9, True, (path,)) for path, one in zip(paths, variables, strict=True)
-    )
+    layers = tuple(Layer(one.path[:-7], 4 * one.bytes, 9, True, (one.path,)) for one in variables)
     made = Size(variables, 0, ((0, 0),), 0, operations=5, forgetful_step=((1, 1),), layers=layers)
     size = record.from_plain(Size, record.to_plain(made))
     assert (size, size.layers) == (made, layers)
@@ -176,10 +169,10 @@ def test_variables_are_laid_over_servers_as_the_strategy_lays_them():
     # The order of the model's variables, each to the emptiest server: the dense kernel fills one of them.
     _, made = needs("strategy=parameter_server", "workers=2", "strategy.parameter_servers=2")
     first, second = made.memory[1:]
-    assert first.parameters + second.parameters == CNN + SEED
     assert {first.place, second.place} == {"server 3", "server 4"}
     assert max(first.parameters, second.parameters) >= 4 * 9_216 * 128
-    assert first.slots + second.slots == 2 * CNN + ADAM_APART
+    together = first.parameters + second.parameters, first.slots + second.slots
+    assert together == (CNN + SEED, 2 * CNN + ADAM_APART)
     # Of many the fullest and the emptiest are told.
     lines = estimate_lines(*needs("strategy=parameter_server", "strategy.parameter_servers=9", "workers=2"))
     assert [line.split("  ")[0] for line in lines[2:4]] == ["the fullest of 9 servers", "the emptiest of 9 servers"]
@@ -187,14 +180,11 @@ def test_variables_are_laid_over_servers_as_the_strategy_lays_them():
 
 
 def test_traffic_between_hosts_counts_workers_and_servers_that_are_apart():
-    plan, made = needs(
-        "strategy=parameter_server", "workers=2", "hardware=2x1cpu", "strategy.parameter_servers=1",
-        "hardware.link_gbps=10",
-    )  # fmt: skip
-    assert made.exchanged is not None
+    on = ("hardware=2x1cpu", "hardware.link_gbps=10")
+    plan, made = needs("strategy=parameter_server", "workers=2", "strategy.parameter_servers=1", *on)
     # The server shares a host with one of the two workers: the other's steps cross, that is every second one.
-    assert (made.exchanged.total, made.exchanged.between) == (2 * CNN + SEED, CNN + SEED // 2)
-    assert made.exchanged.busiest == CNN + SEED
+    exchanged = made.exchanged.total, made.exchanged.between, made.exchanged.busiest
+    assert exchanged == (2 * CNN + SEED, CNN + SEED // 2, CNN + SEED)
     assert "3.84 ms at least at 10 Gbit/s" in text_of(plan, made)
 
 
@@ -206,44 +196,36 @@ def test_shards_are_even_and_the_first_are_longer(rows, servers, least):
 
 
 def test_the_plan_says_which_tables_are_cut_and_which_variables_stay_whole_and_why():
-    common = ("model=recommender", "data=clicks", "strategy=parameter_server", "workers=2")
-    cut = (*common, "strategy.parameter_servers=3", "strategy.min_shard_bytes=6000")
-    plan, made = needs(*cut)
+    common, cut = (*TABLES, "strategy=parameter_server", "workers=2"), "strategy.min_shard_bytes=6000"
+    plan, made = needs(*common, "strategy.parameter_servers=3", cut)
     assert made.shards == (("embedding_0/embeddings", (334, 333, 333)), ("embedding_1/embeddings", (100, 100)))
     text = text_of(plan, made)
     assert "shards     embedding_0/embeddings: 3 of 334 or 333 rows" in text
     assert "whole      hidden_0/kernel stays on one server: only embeddings can be sharded" in text
     assert "hidden_1/kernel" not in text
-    whole, parts = needs(*common, "strategy.parameter_servers=3")[1], made
+    whole = needs(*common, "strategy.parameter_servers=3")[1]
     assert whole.shards == whole.whole == ()
-    assert sum(each.parameters for each in whole.memory[1:]) == sum(each.parameters for each in parts.memory[1:])
-    assert max(each.parameters for each in parts.memory[1:]) < max(each.parameters for each in whole.memory[1:])
-    assert needs(*common, "strategy.parameter_servers=1", "strategy.min_shard_bytes=6000")[1].whole[0] == (
-        "embedding_0/embeddings",
-        "there is one server",
-    )
+    of_whole, of_parts = ([each.parameters for each in one.memory[1:]] for one in (whole, made))
+    assert (sum(of_parts), max(of_parts) < max(of_whole)) == (sum(of_whole), True)
+    alone = needs(*common, "strategy.parameter_servers=1", cut)[1]
+    assert alone.whole[0] == ("embedding_0/embeddings", "there is one server")
 
 
 def test_a_device_with_too_little_memory_is_told_in_words():
-    plan, made = needs("strategy=mirrored", "workers=2", "hardware=2gpu", "hardware.memory_gib=0.02", gpus=2)
-    assert "Does not fit: each GPU has 0.02 GiB, and needs 58 MiB." in text_of(plan, made)
+    small = needs("strategy=mirrored", "workers=2", "hardware=2gpu", "hardware.memory_gib=0.02", gpus=2)
+    assert "Does not fit: each GPU has 0.02 GiB, and needs 58 MiB." in text_of(*small)
     assert needs("strategy=mirrored", "hardware=2gpu", "hardware.memory_gib=80", gpus=2)[1].too_small == ()
 
 
 @pytest.mark.parametrize("exchange", ["null", "parameter_server"])
 def test_what_is_not_known_is_said_and_no_number_is_made_up(exchange):
     plan, made = needs("strategy=mirrored", "workers=2", f"strategy.exchange={exchange}")
-    assert made.exchanged is None
-    assert made.memory[0].place == "one copy"
+    assert (made.exchanged, made.device.place) == (None, "one copy")
     assert "unknown for this strategy" in text_of(plan, made)
-    size = dataclasses.replace(shipped(plan), step=None, unknown="it has a loop")
-    made = estimate(plan, size)
+    made = estimate(plan, dataclasses.replace(shipped(plan), step=None, unknown="it has a loop"))
     assert made.device.activations is None
     assert "Activations are not known: it has a loop." in text_of(plan, made)
     assert "over 18 MiB" in text_of(plan, made)
-
-
-# ------------------------------------------------------------------------------------ sizes are those of models
 
 
 def test_every_built_in_model_has_a_size_on_every_data_set_it_takes():
@@ -262,13 +244,11 @@ def test_arguments_that_only_choose_examples_leave_the_size_known():
     assert shipped(planned("train.optimizer=sgd")) is None
 
 
-# On these data, each model is built half as wide too.
-HALF = ("cifar10", "clicks")
 QUICKLY_BUILT = [("cnn", "mnist5k", "float32"), ("recommender", "clicks", "float32"), ("mlp", "digits", "float32")]
-
-
-# Half as wide, a model differs alike whatever the data.
-OTHERS = [each for each in SHIPPED if each not in QUICKLY_BUILT and (each[2] == "float32" or each[1] in HALF)]
+# In half the precision, a model differs alike whatever the data.
+OTHERS = [
+    each for each in SHIPPED if each not in QUICKLY_BUILT and (each[2] == "float32" or each[1] in ("cifar10", "clicks"))
+]
 
 
 @pytest.mark.parametrize("choices", [QUICKLY_BUILT, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=len)
@@ -282,22 +262,19 @@ def of(model: keras.Model, part: object) -> Size:
     return of_model.of(loop_over(lambda: model, part))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "slots"),
-    # Made in the test: they make variables, after which devices can no longer be chosen.
-    [
-        (lambda: keras.optimizers.SGD(), 0),
-        (lambda: keras.optimizers.SGD(momentum=0.9), 1),
-        (lambda: keras.optimizers.SGD(use_ema=True), 1),
-        (lambda: keras.optimizers.RMSprop(), 1),
-        (lambda: keras.optimizers.Lion(), 1),
-        (lambda: keras.optimizers.Adam(), 2),
-        (lambda: keras.optimizers.Adam(amsgrad=True), 3),
-        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW()), 2),
-        # Rows and columns, and the whole.
-        (lambda: keras.optimizers.Adafactor(), (6 + 5) / (6 * 5) + 1),
-    ],
-)
+# Made in the test: they make variables, after which devices can no longer be chosen.
+@pytest.mark.parametrize(("optimizer", "slots"), [
+    (lambda: keras.optimizers.SGD(), 0),
+    (lambda: keras.optimizers.SGD(momentum=0.9), 1),
+    (lambda: keras.optimizers.SGD(use_ema=True), 1),
+    (lambda: keras.optimizers.RMSprop(), 1),
+    (lambda: keras.optimizers.Lion(), 1),
+    (lambda: keras.optimizers.Adam(), 2),
+    (lambda: keras.optimizers.Adam(amsgrad=True), 3),
+    (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW()), 2),
+    # Rows and columns, and the whole.
+    (lambda: keras.optimizers.Adafactor(), (6 + 5) / (6 * 5) + 1),
+])  # fmt: skip
 def test_slots_are_counted_in_the_built_optimizer(optimizer, slots):
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(1)])
     model.compile(optimizer(), loss="mse")
@@ -309,18 +286,15 @@ def test_slots_are_counted_in_the_built_optimizer(optimizer, slots):
     assert 0 < size.optimizer_bytes < 64
 
 
-def test_what_backpropagation_keeps_is_told_for_a_subclassed_model():
+def test_what_backpropagation_keeps_is_told_for_a_subclassed_model_and_unknown_where_that_has_a_loop():
     size = of(own.two_headed(), own.two_headed_data()[0])
     # Both layers of 8, their concatenation and its square, and what the losses keep.
     at_least = 4 * (8 + 8 + 16)
     assert at_least <= max(growing for _, growing in size.step) <= at_least + 4 * 80
     assert size.unknown is None
-
-
-def test_what_a_loop_keeps_is_said_to_be_unknown():
+    # Not what a loop keeps.
     size = of(own.masked(), own.padded_data()[0])
-    assert size.step is None
-    assert "loop" in size.unknown
+    assert (size.step, "loop" in size.unknown) == (None, True)
     table = next(each for each in size.variables if each.is_table)
     assert (table.shape, table.rows_per_example, table.whole) == ((20, 8), 6, None)
 
@@ -348,9 +322,6 @@ def test_reading_the_graph_of_a_step_that_has_run_compiles_nothing():
     assert loop._train.experimental_get_tracing_count() == 1
 
 
-# ------------------------------------------------------------------------------------------ the command
-
-
 OWN = ("model.build._target_=own.tiny", "data.build._target_=own.numbered")
 
 
@@ -359,26 +330,22 @@ def test_a_model_of_ones_own_is_built_once_and_then_known(pipeline):
     assert ran.out.count("Building the model once to know its size") == 1
     (kept,) = ran.folder.glob("outputs/sizes/*.json")
     assert str(kept.relative_to(ran.folder)) in ran.out
-    parameters = 8 * 8 * 10 + 10
     size = read_json(Size, kept)
-    assert sum(each.bytes for each in size.variables) == 4 * parameters
-    assert size.example_bytes == 8 * 8 * 4 + 4
+    variables = sum(each.bytes for each in size.variables)
+    assert (variables, size.example_bytes) == (4 * (8 * 8 * 10 + 10), 8 * 8 * 4 + 4)
     again: Ran = pipeline("mode=plan", "strategy=parameter_server", "workers=2", *OWN).ok()
-    assert "Building" not in again.out
-    assert "server 3" in again.out
+    assert ("Building" in again.out, "server 3" in again.out) == (False, True)
     # Where a run would have to learn it, that is what building it tells.
     kept.unlink()
     ran = pipeline(*QUICK, *OWN, "workers=2", "train.steps=2").ok()
     told = read_json(Size, kept)
-    assert told.variables == size.variables
+    assert (told.variables, len(ran.events("sized"))) == (size.variables, 1)
     assert told.step[-1] == pytest.approx(size.step[-1], rel=0.2)
-    assert len(ran.events("sized")) == 1
 
 
 def test_a_model_that_cannot_be_built_is_planned_all_the_same_with_the_reason(pipeline):
-    ran: Ran = pipeline(
-        "-m", "mode=plan", "strategy=mirrored,multi_worker", "model.build._target_=own.raises", "data=digits"
-    ).ok()
+    command = ("mode=plan", "strategy=mirrored,multi_worker", "model.build._target_=own.raises", "data=digits")
+    ran: Ran = pipeline("-m", *command).ok()
     assert ran.out.count("Building the model once") == 1
     assert ran.out.count("estimate   none, since the model could not be built: RuntimeError: the moon is not full") == 2
     assert ran.out.count("\nrank") == 2

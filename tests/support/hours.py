@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.analyze import calibration, predict
-from pipeline.analyze.calibration import Past
 from pipeline.analyze.step_model import CONFIDENCE, Case, Observed
 from pipeline.record.files import FittedOn
 
@@ -71,22 +70,21 @@ def hour(rng: np.random.Generator, noise: Noise) -> tuple[list[Foretold], float]
     of_size = {size: rng.normal(0, 1.5 * MODEL) for size in (*SEEN, *UNSEEN)}
     off = {_case(workers, size): of_size[size] + (workers - 1) * rng.normal(0, MODEL)
            for size in of_size for workers in WORKERS}  # fmt: skip
-    seen, past, found = list[tuple[Case, list[float]]](), list[Past](), list[Foretold]()
+    seen, found, errors = list[tuple[Case, list[float]]](), list[Foretold](), list[tuple[float, float]]()
     measured: dict[Case, list[float]] = {}
     for number in range(ROUNDS):
         order = WORKERS if number % 2 else WORKERS[::-1]
         for case in [_case(workers, int(size)) for size in rng.permutation(SEEN) for workers in order]:
             repeats = machine.run(_seconds(case, off[case]))
             seen.append((case, repeats))
-            past.append(Past(-math.log(np.median(repeats)), str(case)))
         for size in map(int, rng.permutation(UNSEEN)):
             one = _case(1, size)
             timed = predict.one_run(one, machine.timed(_seconds(one, off[one])))
             cases = [_case(workers, size) for workers in order]
-            for case, made in [(case, _predicted(case, seen, timed, past)) for case in cases]:
+            for case, made in [(case, _predicted(case, seen, timed, errors)) for case in cases]:
                 speed = 1 / float(np.median(machine.run(_seconds(case, off[case]))))
                 measured.setdefault(case, []).append(math.log(speed))
-                past.append(Past(math.log(speed / made.examples_per_second * made.correction), unsure=made.unsure or 0))
+                errors.append((math.log(speed / made.examples_per_second * made.correction), made.unsure or 0))
                 wide = (made.high - made.low) / 2 / made.examples_per_second
                 found.append(Foretold(math.log(speed / made.examples_per_second), made.low <= speed <= made.high, wide))
     return found, math.sqrt(np.mean([np.var(speeds, ddof=1) for speeds in measured.values()]))
@@ -101,10 +99,11 @@ def _seconds(case: Case, off: float) -> float:
 
 
 def _predicted(
-    case: Case, seen: Sequence[tuple[Case, list[float]]], timed: Observed, past: Sequence[Past]
+    case: Case, seen: Sequence[tuple[Case, list[float]]], timed: Observed, errors: Sequence[tuple[float, float]]
 ) -> predict.Prediction:
     repeats = float(np.median([predict.spread_of(run, float(np.median(run))) for _, run in seen]))
-    known = calibration.calibration(past, repeats)
+    speeds = [(str(case), -math.log(np.median(run))) for case, run in seen]
+    known = calibration.calibration(speeds, errors, repeats)
     runs = [replace(run, spread=known.spread) for run in predict.of_repeats(*zip(*seen, strict=True))]
     seconds, low, high, *_ = predict.predict(case, runs, replace(timed, spread=max(known.spread, timed.spread)))
     made = predict.Prediction(

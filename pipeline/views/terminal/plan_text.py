@@ -180,7 +180,7 @@ def estimate_lines(plan: Plan, estimate: Estimate) -> list[str]:
         *words.under("exchange", _exchange(plan, estimate.exchanged)),
         ("data", data),
         *shard_lines(estimate),
-        *(("placed", f"{devices}: {listed(*map(clean, layers))}") for devices, layers in estimate.placed),
+        *(("placed", f"{one.place}: {listed(*map(clean, one.layers))}") for one in estimate.memory if one.layers),
         *[("note", f"Activations are not known: {clean(estimate.unknown)}.")] * bool(estimate.unknown),
         *words.under("host", _host(estimate)),
         *(("note", f"Does not fit: {place} has {has:g} GiB, and needs {needs[place]}.")

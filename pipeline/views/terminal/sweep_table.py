@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.analyze import comparable, outlook
+from pipeline.analyze import comparable, measure
 from pipeline.analyze.comparable import TOOK, WAITED
 from pipeline.driver import RunResult
 from pipeline.record.results import Result
@@ -53,13 +53,13 @@ def _outlook(points: Sequence[RunResult]) -> list[str]:
     """The best point by time, cost and energy, and where another worker stops paying."""
     results, lines = [point.result for point in points], []
     share = next((point.foreseen.knee_share for point in points if point.foreseen), 0.5)
-    for name, place in outlook.best(results).items():
+    for name, place in measure.best(results).items():
         layout, strategy = results[place].layout, clean(results[place].choices.called)
         lines.append(
             f"{BEST[name].capitalize()}: point {place}, "
             f"{listed(strategy, plural(layout.workers, 'worker'))}{words.marks(layout)}."
         )
-    if (knee := outlook.knee_of(results, share)) is not None and knee.found is not None:
+    if (knee := measure.knee_of(results, share)) is not None and knee.found is not None:
         few, _, brought = knee.found
         lines.append(
             f"Knee: {plural(few, 'worker')}. Beyond, another one brings {percent(max(0.0, brought))} of what one of "

@@ -95,7 +95,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     if verdict.without:
         outside.append(f"Not ranked, without a speed: {_points(verdict.without)}.")
     if verdict.best is None:
-        if not verdict.measured:
+        if not verdict.left_out:
             return ["No verdict: no point was measured."]
         doubts = {doubt for why in verdict.left_out for doubt in why.doubts}
         instead = [INSTEAD[doubt] for doubt in doubts if len(doubts) == 1 and doubt in INSTEAD]
@@ -206,7 +206,7 @@ def _engines(verdict: Verdict) -> list[str]:
         return []
     rival = clean(comparable.engine_of(engines.rival.other.result))
     ratio = f"{bare_times(engines.rival.ratio)} times as fast as {rival}"
-    return [f"Of the engines {clean(engines.first[0])} pays: {ratio}, each at its best, {sure(engines.odds)}."]
+    return [f"Of the engines {clean(engines.first[0])} pays: {ratio}, each at its best, {sure(engines.rival.odds)}."]
 
 
 def _workers(best: Contestant, verdict: Verdict) -> list[str]:
@@ -222,8 +222,8 @@ def _workers(best: Contestant, verdict: Verdict) -> list[str]:
     each = f"each brought {percent(brought)} of what one of the first did; predict.knee_share is {share}"
     of_them = f"from {few} to {plural(many, 'worker')} {'it got slower' if brought < 0 else each}"
     if count > few:
-        return [f"{plural(count, 'worker')} are the fastest under {knee.strategy}, and not efficient: {of_them}."]
-    return [f"More than {plural(few, 'worker')} did not pay under {knee.strategy}: {of_them}."]
+        return [f"{plural(count, 'worker')} are the fastest under {called}, and not efficient: {of_them}."]
+    return [f"More than {plural(few, 'worker')} did not pay under {called}: {of_them}."]
 
 
 def _points(places: Sequence[int]) -> str:
