@@ -138,7 +138,7 @@ def engines(runs: Sequence[LoggedRun]) -> dict[str, list[int]]:
 def facts(run: LoggedRun) -> dict[str, str]:
     """The facts that two runs must share for their speeds to compare, by name, as text; unknown ones are left out."""
     result, settings = run.result, run.settings
-    versions = result.environment.versions
+    versions = result.versions
     held = "global" if result.layout.scaling == "strong" else "replica"
     batch = getattr(result.layout, f"{held}_batch")
     values = {
@@ -147,7 +147,7 @@ def facts(run: LoggedRun) -> dict[str, str]:
         "precision": result.layout.precision,
         "scaling": result.layout.scaling,
         "batch rule": None if batch is None else f"{held} batch {batch:,}",
-        "machine": result.environment.machine,
+        "machine": result.machine,
         "versions": {name: number for name, number in versions.items() if name in SHARED} or None,
         f"versions of {engine_of(result)}": {name: versions[name] for name in versions if name not in SHARED} or None,
         "examples left out": result.input.train_examples_skipped,

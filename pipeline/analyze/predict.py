@@ -162,8 +162,8 @@ def basis(planned: Plan, history: Sequence[TimedRun], where: str) -> Basis:
         why = ", ".join(nearest) or "workers that it lost, or events that it lacks"
         received = f"{len(timed)} that differ: the nearest in {why}"
         raise UserError(f"runs in {where} that say something of this one", received, f"{first} on such hardware first")
-    on = [(each.plan.hardware.machine, dataclasses.asdict(each.run.result.environment)) for each in alike]
-    keys = [json.dumps(machine_and_versions, sort_keys=True) for machine_and_versions in on]
+    results = [(timed_run.plan.hardware.machine, timed_run.run.result) for timed_run in alike]
+    keys = [json.dumps((machine, result.machine, result.versions), sort_keys=True) for machine, result in results]
     groups = [*comparable.grouped(zip(keys, alike, strict=True)).values()]
     on_this_machine = [runs for runs in groups if runs[0].plan.hardware.machine == planned.hardware.machine]
     runs = max(on_this_machine or groups, key=len)
@@ -171,7 +171,7 @@ def basis(planned: Plan, history: Sequence[TimedRun], where: str) -> Basis:
     columns = zip(*map(attrgetter(*paths.split()), runs), strict=True)
     strategies, models, workers, hosts, batches, sizes = (tuple(sorted(set(column))) for column in columns)
     distinct, machine = (strategies, models, workers, hosts, batches, sizes), runs[0].plan.hardware.machine
-    versions = dict(runs[0].run.result.environment.versions)
+    versions = dict(runs[0].run.result.versions)
     return Basis(runs, FittedOn(len(runs), len(history) - len(runs), *distinct, machine, versions))
 
 

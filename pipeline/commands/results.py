@@ -126,7 +126,7 @@ def compare(typed: Words) -> int:
 
 def settings_of(runs: Sequence[LoggedRun]) -> list[Row]:
     """The settings that runs differ in: by dotted key, the value of each."""
-    rows = _rows([{**run.settings, "versions": run.result.environment.versions} for run in runs])
+    rows = _rows([{**run.settings, "versions": run.result.versions} for run in runs])
     rows = [(key, values) for key, values in rows if key not in PLACES and key.split(".")[0] not in OF_NO_INTEREST]
     return [(key, values) for key, values in rows if len(set(map(repr, values))) > 1]
 

@@ -306,7 +306,7 @@ def _tell(point: RunResult, many: bool) -> None:
 def _show_ids(unsent: str | None, points: Sequence[RunResult]) -> None:
     """Shows finished runs' ids in MLflow that were not known when their results were shown, and what MLflow lacks."""
     for point in points:
-        known = point.result.tracked.mlflow_run_id is not None
+        known = point.result.mlflow_run_id is not None
         if point.result.finished and not known and (run_id := run_id_of(point.folder)):
             from pipeline.views.terminal.result import tracked
 

@@ -1,7 +1,8 @@
 """Takes runs from their plans to their results. Here: the protocols of a run's views, and the results that they get."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from operator import setitem
 from pathlib import Path
@@ -105,28 +106,24 @@ def offered(names: Sequence[str]) -> dict[str, Make]:
     return {name: load_offer("views", name, "views", {}, "views=[]") for name in names}
 
 
-class Offered:
-    """Views of other packages: one that fails is left out from then on, and the run goes on without it."""
+@contextmanager
+def updated(
+    makes: Mapping[str, Make], plan: Plan, folder: Path, say: Callable[[str], None]
+) -> Iterator[Callable[[Event, float], None]]:
+    """What updates views of other packages: one that fails is left out from then on, and the run goes on without it."""
+    views = dict[str, Any](makes)
 
-    def __init__(self, makes: Mapping[str, Make], plan: Plan, folder: Path, say: Callable[[str], None]) -> None:
-        self._say, self._views = say, dict[str, Any](makes)
-        self._each(lambda name, make: setitem(self._views, name, make(plan, folder)))
-
-    def __enter__(self) -> "Offered":
-        self._each(lambda name, view: view.__enter__())
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._each(lambda name, view: view.__exit__(*exception))
-
-    def update(self, event: Event, now: float) -> None:
-        """Takes the next event."""
-        self._each(lambda name, view: view.update(event, now))
-
-    def _each(self, call: Callable[[str, Any], object]) -> None:
-        for name, view in [*self._views.items()]:
+    def each(call: Callable[[str, Any], object]) -> None:
+        for name, view in [*views.items()]:
             try:
                 call(name, view)
             except Exception as error:
-                del self._views[name]
-                self._say(f"The view {name} failed with {type(error).__name__}: {error}. The run goes on without it.")
+                del views[name]
+                say(f"The view {name} failed with {type(error).__name__}: {error}. The run goes on without it.")
+
+    each(lambda name, make: setitem(views, name, make(plan, folder)))
+    each(lambda name, view: view.__enter__())
+    try:
+        yield lambda event, now: each(lambda name, view: view.update(event, now))
+    finally:
+        each(lambda name, view: view.__exit__(*sys.exc_info()))

@@ -103,7 +103,7 @@ class Group:
 
     def joined(self) -> dict[int, events.Joined]:
         """The event of each process once all have joined. Raises `RunFailed`."""
-        return self._heard(events.Joined, range(len(self.plan.processes)))
+        return self._await(events.Joined, range(len(self.plan.processes)))
 
     def request(self, command: commands.Command[commands.Response]) -> dict[int, commands.Response]:
         """Sends a command, and returns the responses once all have responded. Raises `RunFailed`."""
@@ -117,9 +117,9 @@ class Group:
 
     def responses(self, command: commands.Command[commands.Response]) -> dict[int, commands.Response]:
         """Each process's response to a command that was sent. Raises `RunFailed`."""
-        return self._heard(command.response_type(), self.plan.leaders)
+        return self._await(command.response_type(), self.plan.leaders)
 
-    def _heard(self, response: type[commands.Response], ranks: Sequence[int]) -> dict[int, commands.Response]:
+    def _await(self, response: type[commands.Response], ranks: Sequence[int]) -> dict[int, commands.Response]:
         began, counted = self.clock(), joules()
         responses: dict[int, commands.Response] = {}
         while not responses.keys() >= set(ranks):

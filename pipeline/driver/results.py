@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 from pipeline.analyze import calibration, comparable, explain, measure, step_model
 from pipeline.config.parts import unflat
 from pipeline.config.schema import Config
+from pipeline.driver.resume import Handover
 from pipeline.driver.run import Run
 from pipeline.driver.session import Preemption
 from pipeline.driver.timing import Measurements
@@ -23,19 +24,24 @@ from pipeline.record.findings import Check
 SKIPPED_NAMED = 3
 
 
-def result_of(
-    run: Run, plan: Plan, config: Config, measured: Measurements, ending: results.Ending, one_device: Plan | None,
-    reused: results.Baseline | None,
-) -> results.Result:  # fmt: skip
-    """The result of a run; its baseline, `one_device`, may be `reused` from an earlier run."""
-    repeats, source = list[float](), None
-    if one_device is not None:
+def result_of(run: Run, plan: Plan, config: Config, at: Handover, ending: results.Ending) -> results.Result:
+    """The result of a run, of which the last attempt stands `at` its end."""
+    measured, reused, repeats, source = at.measured, at.known, list[float](), None
+    if at.baseline is not None:
         repeats = list(reused.examples_per_second) if reused is not None else []
         source = results.IN_THIS_RUN if reused is None else f"reused from {reused.folder}"
     if measured.baseline:
         repeats = [repeat.examples_per_second for repeat in measured.counted(plan)[1]]
-    speed, waited = speed_of(plan, measured, repeats, source), _input(plan, measured)
-    training = _training(measured, run)
+    speed, training = speed_of(plan, measured, repeats, source), _training(measured, run)
+    longest, shares = measure.input_wait(measured.point)
+    waiting = [plan.processes[rank] for rank in (plan.ranks("worker") if plan.strategy.asynchronous else plan.leaders)]
+    waited = results.Input(
+        wait=longest,
+        wait_by_worker=dict(zip([f"{each.role} {each.rank}" for each in waiting], shares, strict=False)),
+        bound=None if longest is None else longest >= measure.INPUT_BOUND,
+        train_examples_skipped=_lost(measured, "train"),
+        validation_examples_skipped=_lost(measured, "validation"),
+    )
     goodput, price, middle = run.goodput, config.hardware.price_per_hour, speed.examples_per_second
     seconds = measure.seconds_to_finish(plan, middle, measured.built.train_examples) if middle else None
     predictions: tuple[Scored, ...] = ()
@@ -58,7 +64,8 @@ def result_of(
             goodput.share, run.saved_step,
         ),
         results.Cost(seconds, price, measure.cost(price, plan.hardware.hosts, seconds), measured.energy_joules),
-        environment=results.Environment(plan.hardware.machine, measured.versions),
+        machine=plan.hardware.machine,
+        versions=measured.versions,
         check=run.check,
         profile=measured.profile,
         explained=measured.explained,
@@ -179,20 +186,6 @@ def _notes_on_skipped(measured: Measurements) -> list[str]:
             more = ", all in events.jsonl" if len(lost) > SKIPPED_NAMED else ""
             notes.append(f"{count} {what} example{'s were' if count > 1 else ' was'} left out: {names}{more}.")
     return notes
-
-
-def _input(plan: Plan, measured: Measurements) -> results.Input:
-    """The share of step time spent waiting for input, of the worker that waited longest, and of each."""
-    longest, shares = measure.input_wait(measured.point)
-    waiting = plan.ranks("worker") if plan.strategy.asynchronous else plan.leaders
-    names = [f"{plan.processes[rank].role} {rank}" for rank in waiting]
-    return results.Input(
-        wait=longest,
-        wait_by_worker=dict(zip(names, shares, strict=False)),
-        bound=None if longest is None else longest >= measure.INPUT_BOUND,
-        train_examples_skipped=_lost(measured, "train"),
-        validation_examples_skipped=_lost(measured, "validation"),
-    )
 
 
 def preempted(preemption: Preemption, saved_step: int | None) -> str:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
@@ -126,15 +125,6 @@ class Run:
                 self.check = check
             case events.Built(xla=bool(xla), rank=0) if self.xla is None:
                 self.xla, self.xla_speedup = xla, event.xla_speedup
-
-    def missed(self, unheard: events.Unheard) -> list[events.Event]:
-        """The events among those of earlier processes that the log lacks, as no driver has heard them."""
-        return [
-            msgspec.structs.replace(event, group="point", rank=0)
-            for event in map(log.from_plain, unheard.events)
-            if (isinstance(event, events.Steps) and event.step > self.step)
-            or (isinstance(event, events.Epoch) and event.epoch > self.epoch)
-        ]
 
     def measured(self, plan: plans.Plan, baseline: plans.Plan | None) -> Measurements:
         """Its measurements, as far as they hold for the plan that resumes it."""

@@ -20,6 +20,7 @@ from pipeline.record.files import ID_LETTERS, run_id_of
 EVENTS, PLAN, LOCK = "events.jsonl", "plan.json", "run.lock"
 # Where Hydra writes the composed config, in a run's folder.
 HYDRA_S = "hydra"
+ONE_RUN, OTHERS = "a run's folder, its name or its id in MLflow", "output_dir=..."
 
 
 class Lock:
@@ -99,12 +100,7 @@ def began(folder: Path) -> float:
 
 
 def find(
-    name: str,
-    output: Path,
-    file: str = results.FILE,
-    expected: str = "a run's folder, its name or its id in MLflow",
-    typed: str = "{}",
-    instead: str = "output_dir=...",
+    name: str, output: Path, file: str = results.FILE, expected: str = ONE_RUN, typed: str = "{}", instead: str = OTHERS
 ) -> Path:
     """The one run with a `file` that a folder, a name, or letters of an id in MLflow mean. Raises `UserError`."""
     if (Path(name) / file).is_file():
@@ -113,7 +109,7 @@ def find(
     ids: dict[Path, str] = {}
     for folder in folders:
         result = results.read(folder)
-        ids[folder] = run_id_of(folder) or (result and result.tracked.mlflow_run_id) or ""
+        ids[folder] = run_id_of(folder) or (result and result.mlflow_run_id) or ""
     matches = [folder for folder in folders if folder.name == name or ids[folder].startswith(name)]
     # What MLflow shows as its name ends in letters of the id.
     ending = name.partition(" (")[0].rpartition("-")[2]
@@ -162,16 +158,10 @@ def _append(output: Path, folder: str, values: Mapping[str, Any]) -> str:
 
 
 def _identity(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(_whole(plans.identity(values)), sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _whole(value: object) -> object:
-    """The value with whole numbers in place of the floats that equal them."""
-    if isinstance(value, dict):
-        return {name: _whole(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_whole(inner) for inner in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    text = json.dumps(plans.identity(values))
+    # Whole numbers in place of the floats that equal them.
+    plain = json.loads(text, parse_float=lambda one: int(float(one)) if float(one).is_integer() else float(one))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def all_within(output: Path, indexed: Container[str] = ()) -> Iterator[str]:

@@ -22,7 +22,7 @@ from pipeline.record import results
 from pipeline.record.files import run_id_of
 from pipeline.record.findings import Check
 from pipeline.record.log import from_here, read_json, write_json
-from pipeline.record.results import Baseline, Choices, Ending, Layout, Result, Tracked
+from pipeline.record.results import Baseline, Choices, Ending, Layout, Result
 
 if TYPE_CHECKING:
     from pipeline.analyze.history import TimedRun
@@ -320,10 +320,10 @@ class RunRequest:
 
 def _note_tracked(folder: Path, note: str | None) -> None:
     """Notes in a run's result its id in MLflow, and what is missing there; a command that resumes it has deleted it."""
-    result, tracked = results.read(folder), Tracked(run_id_of(folder), note)
-    if result is not None and result.tracked != tracked:
+    result, run_id = results.read(folder), run_id_of(folder)
+    if result is not None and (result.mlflow_run_id, result.tracking_note) != (run_id, note):
         with suppress(OSError):
-            results.write(folder, replace(result, tracked=tracked))
+            results.write(folder, replace(result, mlflow_run_id=run_id, tracking_note=note))
 
 
 def lacks(unsent: Mapping[Path, str | None]) -> str:

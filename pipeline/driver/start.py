@@ -60,11 +60,21 @@ def validate(request: RunRequest, session: Session) -> RunRequest | RunResult:
 
 def run(request: RunRequest, session: Session) -> RunResult:
     """The result of a run that was validated. Raises `Interrupted` if a signal ends the command."""
-    began = time.monotonic()
+    began, config = time.monotonic(), request.config
     try:
-        plan, one = (request.plan, request.baseline) if request.plan else plan_run(request.config, session)
-        if request.config.mode is not Mode.run:
-            return _without_training(request, plan, session)
+        plan, one = (request.plan, request.baseline) if request.plan else plan_run(config, session)
+        if config.mode is not Mode.run:
+            plan = reachable(plan, config, session)
+            # First, since whoever reads the output may close it in the middle.
+            run_folders.remove(request.folder, request.output)
+            session.screen.planned(plan, config.mode is Mode.plan, None)
+            from pipeline.driver import forecast
+
+            if config.mode is Mode.predict:
+                return forecast.predicted(plan, request, session)
+            if typed := session.cluster(config).describe(plan):
+                session.screen.described(typed)
+            return forecast.estimated(plan, request, session)
         plan, earlier, estimate = _to_train(request, plan, session)
     except Cancelled as cancelled:
         return request.unstarted("KILLED", str(cancelled))
@@ -78,23 +88,7 @@ def run(request: RunRequest, session: Session) -> RunResult:
     reused = None if baseline is None else str(log.from_here(Path(baseline.folder)))
     session.screen.planned(plan, False, reused, estimate)
     request = replace(request, plan=_with_folder(plan, request, earlier), baseline=one)
-    supervisor = Supervisor(request, earlier or Run(request.folder), session, baseline, began=began)
-    return request.ended(supervisor.train())
-
-
-def _without_training(request: RunRequest, plan: Plan, session: Session) -> RunResult:
-    config = request.config
-    plan = reachable(plan, config, session)
-    # First, since whoever reads the output may close it in the middle.
-    run_folders.remove(request.folder, request.output)
-    session.screen.planned(plan, config.mode is Mode.plan, None)
-    from pipeline.driver import forecast
-
-    if config.mode is Mode.predict:
-        return forecast.predicted(plan, request, session)
-    if typed := session.cluster(config).describe(plan):
-        session.screen.described(typed)
-    return forecast.estimated(plan, request, session)
+    return request.ended(Supervisor(request, earlier or Run(request.folder), session, baseline, began=began).train())
 
 
 def _to_train(request: RunRequest, plan: Plan, session: Session) -> "tuple[Plan, Run | None, Estimate | None]":
@@ -103,9 +97,9 @@ def _to_train(request: RunRequest, plan: Plan, session: Session) -> "tuple[Plan,
     from pipeline.driver import resume
     from pipeline.driver.forecast import expect_room
 
-    config, cluster, output = request.config, session.cluster(request.config), request.output
-    attempts, only = [*run_folders.attempts(request.folder)], request.folder if request.own else None
-    earlier = resume.find(config, plan, output, only, attempts, session.screen.say)
+    config, output, own = request.config, request.output, request.folder if request.own else None
+    cluster, attempts = session.cluster(config), [*run_folders.attempts(request.folder)]
+    earlier = resume.find(config, plan, output, own, attempts, session.screen.say)
     with ExitStack() as stack:
         if earlier is not None:
             stack.callback(earlier.release)

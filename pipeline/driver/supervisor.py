@@ -8,9 +8,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from msgspec import structs
 from omegaconf import OmegaConf
 
-from pipeline.driver import Offered, RunResult, Tracking, offered, resume
+from pipeline.driver import RunResult, Tracking, offered, resume, updated
 from pipeline.driver.forecast import keep_size, known_size, size_file, without_room
 from pipeline.driver.group import Group, Replay
 from pipeline.driver.results import preempted, result_of
@@ -18,7 +19,7 @@ from pipeline.driver.run import Run, name_of, parameters, store_of, tags_of
 from pipeline.driver.run_folders import EVENTS
 from pipeline.driver.session import RunPreempted, RunRequest, Session
 from pipeline.driver.start import fewer, relaid
-from pipeline.driver.timing import Measurements, build, explain_loss, measure_size, profile, take_measurements
+from pipeline.driver.timing import Measurements, build, explain_loss, profile, take_measurements
 from pipeline.driver.watch import RunFailed
 from pipeline.errors import UserError
 from pipeline.launch import Cancelled, outlives
@@ -67,7 +68,7 @@ class Supervisor:
             # Once the run itself is timed, no baseline joins any more.
             earlier = run.timed("point", *["baseline"] * (repeats < self.plan.measurement.repeats))
         self._progress = session.screen.live(self.plan, time.monotonic(), session.ahead, earlier)
-        self._offered = Offered(offered(self._config.views), self.plan, run.folder, session.screen.say)
+        self._makes = offered(self._config.views)
 
     def _first_attempt(self) -> resume.Handover:
         run, one = self.run, self._one_device
@@ -81,7 +82,7 @@ class Supervisor:
     def train(self) -> results.Result:
         """Trains and measures; writes result.json, and ends the event log, which MLflow may still lack."""
         plan, config = self.plan, self._config
-        with self._offered:
+        with updated(self._makes, plan, self.run.folder, self._session.screen.say) as self._update_others:
             if self._left is not None:
                 self.emit(events.Attached(os.getpid(), os.uname().nodename, time=time.time()))
             else:
@@ -97,14 +98,17 @@ class Supervisor:
         if self._replay is not None and self._replay.is_logged(event):
             return
         if isinstance(event, events.Unheard):
-            # A new run has none, whatever another of its name has left.
-            for missed in self.run.missed(event) if self._at.resume else ():
-                self.emit(missed)
+            # Those that the log lacks; a new run has none, whatever another of its name has left.
+            step, epoch, earlier = self.run.step, self.run.epoch, event.events if self._at.resume else ()
+            for one in map(log.from_plain, earlier):
+                steps = isinstance(one, events.Steps) and one.step > step
+                if steps or (isinstance(one, events.Epoch) and one.epoch > epoch):
+                    self.emit(structs.replace(one, group="point", rank=0))
             return
         self._progress.update(event, now := time.monotonic())
         if not isinstance(event, events.PASSING):
             self.run.append(event)
-            self._offered.update(event, now)
+            self._update_others(event, now)
 
     def _train(self) -> results.Result:
         session, tracker = self._session, None
@@ -154,7 +158,13 @@ class Supervisor:
                 measured.step, measured.check = self.run.step, self.run.check
                 self._now = with_xla(self._now, self.run.xla)
                 if outlives(self._config.cluster.name, self._config.launch.detach):
-                    self._hand_over()
+                    at, folder = self._at, self.run.folder
+                    resume.forget(folder)
+                    at.config, at.plan = OmegaConf.to_yaml(OmegaConf.structured(self._config)), self._now.to_json()
+                    # Training goes on even if it cannot be written: then no driver can take over.
+                    with suppress(OSError):
+                        at.directory, at.began, at.offset = os.getcwd(), time.time(), (folder / EVENTS).stat().st_size
+                        log.write_json(folder / resume.FILE, at)
             taken_over = False
             try:
                 return self._attempt()
@@ -174,15 +184,6 @@ class Supervisor:
                 self._now = relaid(self._now, self._config, self._cluster)
             now = self._now
             self.emit(events.Restarted(text, now.workers, len(now.processes), len(now.leaders), time=time.time()))
-
-    def _hand_over(self) -> None:
-        at, folder = self._at, self.run.folder
-        resume.forget(folder)
-        at.config, at.plan = OmegaConf.to_yaml(OmegaConf.structured(self._config)), self._now.to_json()
-        # Training goes on even if it cannot be written: then no driver can take over.
-        with suppress(OSError):
-            at.directory, at.began, at.offset = os.getcwd(), time.time(), (folder / EVENTS).stat().st_size
-            log.write_json(folder / resume.FILE, at)
 
     def _remedy(self, failed: RunFailed) -> str | None:
         """Prepares the next attempt after a failure, and says how in words; None if nothing is left to try."""
@@ -248,8 +249,13 @@ class Supervisor:
             point.begin()
             try:
                 per_call = take_measurements(plan, point, one, measured)
-                if at.ask_size and at.resume is None and measured.size is None:
-                    measured.size = measure_size(point, one)
+                # Only a compiled step has a graph that says what grows with the batch.
+                compiled = plan.measurement.steps != 0 or plan.training.steps_per_call is None
+                sizes = (
+                    compiled and not plan.strategy.static_batches and not (plan.strategy.asynchronous and one is None)
+                )
+                if sizes and at.ask_size and at.resume is None and measured.size is None:
+                    measured.size = (one or point).request(commands.MeasureSize())[0].size
                 if one is not None:
                     one.leave()
                 finished = point.request(commands.Train(per_call, str(self.run.folder)))
@@ -317,12 +323,12 @@ class Supervisor:
             if measured.baseline and not measured.is_disturbed(self.plan):
                 repeats = [repeat.examples_per_second for repeat in measured.counted(self.plan)[1]]
                 session.keep_baseline(self._one_worker(), self.request.output, repeats, folder)
-        result = result_of(self.run, self.plan, self._config, measured, ending, self._one_device, self._at.known)
+        result = result_of(self.run, self.plan, self._config, self._at, ending)
         if self.began is not None:
             own = time.monotonic() - self.began - self._seconds_processes
             result = replace(result, training=replace(result.training, seconds_driver=own))
         if tracker:
-            result = replace(result, tracked=results.Tracked(run_id_of(folder)))
+            result = replace(result, mlflow_run_id=run_id_of(folder))
         try:
             results.write(folder, result)
         except OSError as problem:

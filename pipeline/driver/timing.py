@@ -154,15 +154,6 @@ def profile(point: Group) -> Pace:
     return measure.verdict(rates["input"], rates["model"])
 
 
-def measure_size(point: Group, one: Group | None) -> Size | None:
-    """The size of the model; None if no process has a compiled step whose graph says what grows with the batch."""
-    plan = point.plan
-    compiled = plan.measurement.steps != 0 or plan.training.steps_per_call is None
-    if not compiled or plan.strategy.static_batches or (plan.strategy.asynchronous and one is None):
-        return None
-    return (one or point).request(commands.MeasureSize())[0].size
-
-
 def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Measurements) -> int:
     """Times the first steps of training, in turn with the baseline, unless done; returns the steps of a call."""
     measured.steps_per_call = plan.training.steps_per_call or measured.steps_per_call

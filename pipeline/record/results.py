@@ -199,22 +199,6 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Tracked:
-    """Its run in MLflow, and a note on what is missing there."""
-
-    mlflow_run_id: str | None = None
-    tracking_note: str | None = None
-
-
-@dataclass(frozen=True)
-class Environment:
-    """The machine and the libraries of the run."""
-
-    machine: str | None = None
-    versions: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Result:
     """The result of a run, in parts."""
 
@@ -227,8 +211,11 @@ class Result:
     staleness: Staleness = Staleness()
     survival: Survival = Survival()
     cost: Cost = Cost()
-    tracked: Tracked = Tracked()
-    environment: Environment = Environment()
+    # Its run in MLflow, and a note on what is missing there.
+    mlflow_run_id: str | None = None
+    tracking_note: str | None = None
+    machine: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
     # Marked fields are taken whole.
     profile: Pace | None = part_of(default=None)
     explained: Explanation | None = part_of(default=None)

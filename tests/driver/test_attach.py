@@ -83,17 +83,6 @@ def test_what_is_kept_is_read_as_it_was_written_and_the_token_by_nobody_else(tmp
     assert Kept.read(tmp_path) is read_json(resume.Handover, tmp_path / resume.FILE) is None
 
 
-def test_a_detached_run_may_train_on_for_as_long_as_its_processes_wait(folder):
-    now = time.time()
-    assert not trains_on(folder, now)
-    AGENT.write(folder)
-    # One that was not meant to.
-    assert not trains_on(folder, now)
-    (folder / "plan.json").write_text(json.dumps({"detach": True, "orphan_timeout": 60.0}))
-    assert trains_on(folder, now)
-    assert not trains_on(folder, now + 120)
-
-
 class Cluster:
     """One whose job has some events."""
 
@@ -189,14 +178,17 @@ def test_who_attaches_where_no_agent_is_finds_none(tmp_path, monkeypatch):
 
 def test_clusters_whose_processes_end_with_their_command_refuse_to_detach():
     for name in ("env", "mpi"):
-        cluster = dataclasses.replace(config().cluster, name=name)
         with pytest.raises(LaunchError, match=rf"received cluster={name}\. Try launch\.detach=false"):
-            cluster_of(cluster, os.environ, detach=True)
+            cluster_of(dataclasses.replace(config().cluster, name=name), os.environ, detach=True)
         assert not outlives(name, True)
     assert [outlives("hosts", False), outlives("local", False), outlives("local", True)] == [True, False, True]
 
 
-def test_what_cannot_be_detached_or_attached_to_is_said_with_what_to_type(asked, tmp_path, folder):
+def test_what_a_detached_plan_starts_is_said_and_what_to_type_where_none_is_attached_to(asked, tmp_path, folder):
+    typed = ("workers=2", "strategy=multi_worker", "model=mlp", "data=digits", *QUICK, "launch.detach=true")
+    planned = asked("mode=plan", *typed).ok().out
+    assert all(words in planned for words in ("pipeline.launch 127.0.0.1:PORT", "--detach"))
+    assert [path.name for path in tmp_path.glob("outputs/*/*")] == ["mine"]
     told = asked("-m", "workers=1,2", "launch.detach=true", *QUICK).failed(2)
     assert "Expected one run with launch.detach=true, received a sweep" in told.err
     told = asked("attach", "mine").failed(2)
@@ -244,14 +236,6 @@ def test_a_signal_that_comes_once_the_run_has_ended_leaves_its_exit_code(monkeyp
     assert running.attach([str(folder)]) == code
 
 
-def test_a_plan_that_is_to_be_detached_says_what_is_started(asked, tmp_path):
-    typed = ("workers=2", "strategy=multi_worker", "model=mlp", "data=digits", *QUICK, "launch.detach=true")
-    planned = asked("mode=plan", *typed).ok()
-    assert "pipeline.launch 127.0.0.1:PORT" in planned.out
-    assert "--detach" in planned.out
-    assert not [*tmp_path.iterdir()]
-
-
 def test_what_a_killed_command_has_left_is_in_the_way_of_those_who_ask_for_its_ports(folder):
     output, listening = folder.parents[1], planning.listening(PLAN, ["here:7000", "here:7001"])
     (folder / "plan.json").write_text(listening.to_json())
@@ -274,10 +258,15 @@ def test_what_a_killed_command_has_left_is_in_the_way_of_those_who_ask_for_its_p
 
 
 @pytest.mark.parametrize("name", ["auto", "mine"])
-def test_a_run_that_trains_on_is_not_gone_on_with_beside_its_processes(folder, name):
+def test_a_run_that_trains_on_as_long_as_its_processes_wait_is_not_gone_on_with_beside_them(folder, name):
+    now = time.time()
+    assert not trains_on(folder, now)
     AGENT.write(folder)
-    values = json.loads(PLAN.to_json()) | {"detach": True, "orphan_timeout": 1e6}
+    # One that was not meant to.
+    assert not trains_on(folder, now)
+    values = json.loads(PLAN.to_json()) | {"detach": True, "orphan_timeout": 6000.0}
     (folder / "plan.json").write_text(json.dumps(values))
+    assert (trains_on(folder, now), trains_on(folder, now + 7000)) == (True, False)
     search = config("multi_worker", workers=2, resume=name), PLAN, folder.parents[1]
     with pytest.raises(UserError, match=r"whose processes train on .* Try python -m pipeline attach .*mine, or"):
         resume.find(*search)

@@ -60,12 +60,9 @@ def test_a_model_that_no_device_has_room_for_is_refused_and_what_is_named_is_hel
     assert not estimate(plan_on(gib, gpus, f"backend={backend}", *overrides), BIG).fits
 
 
-def test_what_fits_is_not_refused_and_where_nothing_holds_it_that_is_said():
+def test_what_fits_is_not_refused_and_where_nothing_holds_it_or_only_once_it_is_built_that_is_said():
     assert refused(64, 0, *TWO) is None
     assert named(refused(2, 0, *TWO)) == ["a smaller model: no strategy, train.remat or batch tried holds it"]
-
-
-def test_a_model_whose_size_was_not_known_is_refused_once_it_is_built():
     plan = plan_on(8, 0, *TWO)
     assert without_room(plan, 3 * GIB) is None
     said = without_room(plan, 5 * GIB)

@@ -76,7 +76,7 @@ def test_a_run_that_did_not_finish_is_gone_on_with(tmp_path, status, saved, goes
     assert found(tmp_path, "never") is None
 
 
-def test_the_last_one_of_the_same_config_counts(tmp_path):
+def test_the_last_one_of_the_same_config_counts_and_one_that_is_named(tmp_path):
     run = made(tmp_path, "old", age=9)
     made(tmp_path, "other", planned=wanted(train__seed=3))
     assert found(tmp_path) == "old"
@@ -95,9 +95,11 @@ def test_timeouts_checkpoints_and_the_machine_make_no_other_config(tmp_path):
     assert found(tmp_path, planned=from_values(elsewhere | {"seed": 1})) is None
 
 
-def test_a_run_whose_conductor_lives_is_left_alone(tmp_path):
-    lock = Lock(made(tmp_path, "one"))
-    assert found(tmp_path) is None
+def test_a_run_whose_conductor_lives_is_left_alone_and_no_older_one_gone_on_with(tmp_path):
+    made(tmp_path, "old", "KILLED", age=9, saved=5)
+    lock, said = Lock(made(tmp_path, "one")), []
+    assert resume.find(config(), wanted(), tmp_path, say=said.append) is None
+    assert "runs/one" in said[0]
     with pytest.raises(UserError, match="on which one still works"):
         found(tmp_path, "one")
     lock.release()
@@ -107,15 +109,6 @@ def test_a_run_whose_conductor_lives_is_left_alone(tmp_path):
     (tmp_path / "runs/one/run.lock").mkdir()
     with pytest.raises(UserError, match=r"Expected to be able to write .*one, received Is a directory"):
         found(tmp_path, "one")
-
-
-def test_an_older_run_is_not_gone_on_with_while_the_last_one_of_its_config_is_under_way(tmp_path):
-    made(tmp_path, "old", "KILLED", age=9, saved=5)
-    lock, said = Lock(made(tmp_path, "new")), []
-    assert resume.find(config(), wanted(), tmp_path, say=said.append) is None
-    assert "runs/new" in said[0]
-    lock.release()
-    assert found(tmp_path) == "new"
 
 
 def test_a_plan_is_read_once_however_many_commands_start_beside_it(tmp_path, monkeypatch):
@@ -170,20 +163,16 @@ def test_checkpoints_are_looked_for_where_the_last_one_was_written(tmp_path):
         assert start._with_folder(plan, request, Run.from_log(run)).checkpoint.before == f"{tmp_path}/old"
 
 
-def test_what_differs_is_named_and_may_be_forced(tmp_path):
+def test_what_differs_is_named_and_may_be_forced_and_a_finished_run_goes_on_only_so(tmp_path):
     made(tmp_path, "one", "KILLED", planned=wanted(train__seed=3, data__build={"_target_": "a.b", "rows": 1}))
     now = wanted(train__seed=4, data__build={"_target_": "a.b", "rows": 2})
     with pytest.raises(UserError, match=r"received another data.build.rows, train.seed. Try .*resume_changes="):
         found(tmp_path, "one", planned=now)
     assert found(tmp_path, "one", planned=now, resume_changes=["train.seed", "data.build"]) == "one"
-
-
-def test_a_finished_run_goes_on_only_with_changes(tmp_path):
-    made(tmp_path, "one", "FINISHED", saved=7)
+    made(tmp_path, "done", "FINISHED", saved=7)
     with pytest.raises(UserError, match="Expected a run that did not finish"):
-        found(tmp_path, "one")
-    longer = wanted(train__epochs=99)
-    assert found(tmp_path, "one", planned=longer, resume_changes=["train.epochs"]) == "one"
+        found(tmp_path, "done")
+    assert found(tmp_path, "done", planned=wanted(train__epochs=99), resume_changes=["train.epochs"]) == "done"
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "parameter_server"])

@@ -22,7 +22,6 @@ from pipeline.commands import running
 from pipeline.config.schema import Config, SweepConfig
 from pipeline.data import needed
 from pipeline.driver import RunResult, parallel
-from pipeline.driver import session as module
 from pipeline.driver.parallel import moved, numbers, own_session, part_for, whole
 from pipeline.driver.requests import Requests
 from pipeline.driver.results import preempted
@@ -32,7 +31,7 @@ from pipeline.launch.signals import Interrupted
 from pipeline.plan.planning import make
 from pipeline.record import results
 from pipeline.record.files import Copied, TrackingState, TrackingStore, write_tracking
-from pipeline.record.results import Choices, Ending, Layout, Result, Speed, Survival, Tracked
+from pipeline.record.results import Choices, Ending, Layout, Result, Speed, Survival
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import console_on
 from pipeline.views.terminal.live import Terminal, board
@@ -114,11 +113,10 @@ def session_of(tracker: Slow | None = None, folders: Sequence[Path] = (), second
     return session
 
 
-def tracked_of(folder: Path) -> Tracked:
+def tracked_of(folder: Path) -> tuple[str | None, str | None]:
     result = results.read(folder)
-    assert result is not None
     assert result.finished
-    return result.tracked
+    return result.mlflow_run_id, result.tracking_note
 
 
 def test_between_two_runs_nothing_is_waited_for_and_those_that_mlflow_holds_get_their_ids(folders):
@@ -126,33 +124,34 @@ def test_between_two_runs_nothing_is_waited_for_and_those_that_mlflow_holds_get_
     session = session_of(tracker, folders)
     session.note_uploads()
     assert tracker.waited == [0.0]
-    assert [tracked_of(folder).mlflow_run_id for folder in folders] == ["id", None, None]
+    assert [tracked_of(folder)[0] for folder in folders] == ["id", None, None]
     tracker.sent = {"b", "c"}
     assert session.settle() == (None, None)
-    assert [tracked_of(folder) for folder in folders] == [Tracked("id")] * 3
+    assert [tracked_of(folder) for folder in folders] == [("id", None)] * 3
 
 
-def test_a_store_that_is_down_is_waited_for_once_and_each_run_says_what_to_type(folders, tmp_path):
-    tracker = Slow("b")
+@pytest.mark.parametrize(("tracker", "waited", "words", "number"), [
+    (Slow("b"), [0.1, 0.0], "2 runs yet (It is slow.). `python -m pipeline sync ", None),
+    (Slow(interrupts=True), [0.1, 0.0, 0.0, 0.0], "3 runs", signal.SIGINT),
+], ids=["down", "ctrl-c"])  # fmt: skip
+def test_a_store_is_waited_for_once_or_until_ctrl_c_and_each_run_says_what_to_type(
+    folders, tmp_path, tracker, waited, words, number
+):
     lacks, interrupted = session_of(tracker, folders, 0.1).settle()
-    assert (tracker.waited, interrupted) == ([0.1, 0.0], None)
-    assert f"2 runs yet (It is slow.). `python -m pipeline sync {tmp_path}`" in lacks
-    assert tracked_of(folders[1]) == Tracked("id")
-    for folder in folders[::2]:
-        assert f"`python -m pipeline sync {folder}`" in tracked_of(folder).tracking_note
-
-
-def test_ctrl_c_ends_the_wait_at_once_and_says_what_to_type(folders):
-    tracker = Slow(interrupts=True)
-    lacks, interrupted = session_of(tracker, folders).settle()
-    assert interrupted.number == signal.SIGINT
-    assert tracker.waited == [60.0, 0.0, 0.0, 0.0]
-    assert "3 runs" in lacks
-    assert all(tracked_of(folder).tracking_note for folder in folders)
+    assert (tracker.waited, interrupted and interrupted.number) == (waited, number)
+    assert words in lacks
+    assert f"{tmp_path}`" in lacks
+    for folder in folders:
+        run_id, note = tracked_of(folder)
+        assert (
+            (run_id, note) == ("id", None)
+            if folder.name in tracker.sent
+            else f"`python -m pipeline sync {folder}`" in note
+        )
 
 
 def test_who_is_hurried_waits_no_longer_than_that_and_a_person_is_told_why_it_waits(folders, monkeypatch):
-    monkeypatch.setattr(module, "HURRIED_SECONDS", 1.5)
+    monkeypatch.setattr("pipeline.driver.session.HURRIED_SECONDS", 1.5)
     session, said, began = session_of(Slow(seconds=60.0), folders[:1]), list[str](), time.monotonic()
     monkeypatch.setattr(session.screen, "say", said.append)
     # Of a run that another command has resumed meanwhile nothing is noted.
@@ -185,14 +184,11 @@ POINTS = (
 def test_a_part_has_what_a_plan_needs_and_no_core_of_another():
     eight = machine(8)
     everything = whole(eight)
-    two, three = (make(config("mirrored", "8cpu", count), eight) for count in (2, 3))
+    two, three, four = (make(config("mirrored", "8cpu", count), eight) for count in (2, 3, 4))
     first = part_for(two, everything, everything)
-    assert numbers(first, "core") == [0, 1]
     second = part_for(three, everything - first, everything)
-    assert numbers(second, "core") == [2, 3, 4]
-    left = everything - first - second
-    assert part_for(make(config("mirrored", "8cpu", 4), eight), left, everything) is None
-    assert left | second | first == everything
+    assert [numbers(part, "core") for part in (first, second)] == [[0, 1], [2, 3, 4]]
+    assert part_for(four, everything - first - second, everything) is None
     assert [process.cores for process in moved(three, everything, second).processes] == [(2, 3, 4)]
     processes = make(config("multi_worker", "8cpu", 3), eight)
     assert [process.cores for process in moved(processes, everything, second).processes] == [(2,), (3,), (4,)]
@@ -203,9 +199,8 @@ def test_gpus_are_dealt_out_and_what_takes_any_core_runs_alone():
     everything = whole(four)
     two = make(config("mirrored", "4gpu", 2), four)
     first = part_for(two, everything, everything)
-    assert numbers(first, "GPU") == [0, 1]
     second = part_for(two, everything - first, everything)
-    assert numbers(second, "GPU") == [2, 3]
+    assert [numbers(part, "GPU") for part in (first, second)] == [[0, 1], [2, 3]]
     assert moved(two, everything, second).processes[0].devices == ("GPU:2", "GPU:3")
     assert part_for(two, whole(machine(8)), everything) is None
     # Eight devices of one core each on two cores are pinned to none.

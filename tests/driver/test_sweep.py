@@ -21,7 +21,7 @@ from pipeline.driver.requests import Sweep, fingerprint, note_alone
 from pipeline.driver.run import command_of
 from pipeline.driver.run_folders import Lock
 from pipeline.errors import UserError
-from pipeline.record.files import read_sweep
+from pipeline.record.files import Entry, read_sweep
 from pipeline.record.results import Ending, Result
 
 SMALL = ("data=digits", "model=mlp", "train.steps=4", "resume=auto", "train.check=off")
@@ -37,19 +37,20 @@ def written(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
+def entry_in(sweep: Sweep, about: str = "abc") -> Entry:
+    return sweep.entry(0, "mirrored", about, [], 0, None)
+
+
 @pytest.mark.parametrize("folder", ["sweeps/mine/0_mirrored.2", "sweeps/older/1_mirrored"])
 def test_a_point_is_found_where_it_has_gone_on(tmp_path, folder):
     """In its own sweep, or with an earlier run in another one's."""
     made = Sweep(tmp_path / "sweeps/mine")
-    entry = made.entry(0, "mirrored", "abc", [], 0, None)
     (tmp_path / folder).mkdir(parents=True)
-    made.note(entry, RunResult(Result(Ending("FAILED", "It was killed.")), tmp_path / folder))
+    made.note(entry_in(made), RunResult(Result(Ending("FAILED", "It was killed.")), tmp_path / folder))
     made.release()
-    (read,) = read_sweep(made.folder)
-    assert (made.folder / read.folder).resolve() == tmp_path / folder
     again = Sweep(made.folder)
-    found = again.entry(0, "mirrored", "abc", [], 0, None)
-    assert (again.folder / found.folder).resolve() == tmp_path / folder
+    for entry in (*read_sweep(made.folder), entry_in(again)):
+        assert (again.folder / entry.folder).resolve() == tmp_path / folder
     again.release()
 
 
@@ -58,14 +59,13 @@ def test_a_run_that_a_lost_file_does_not_list_is_not_taken_for_another(tmp_path)
         (tmp_path / name).mkdir()
         (tmp_path / name / "events.jsonl").touch()
     found = Sweep(tmp_path)
-    folders = [found.entry(0, "mirrored", about, [], 0, None).folder for about in ("abc", "def")]
-    assert folders == ["4_mirrored", "5_mirrored"]
+    assert [entry_in(found, about).folder for about in ("abc", "def")] == ["4_mirrored", "5_mirrored"]
     found.release()
 
 
 def test_a_point_that_another_command_has_ended_is_noted_in_its_sweep_and_not_run_beside_that(tmp_path):
     made = Sweep(tmp_path / "sweeps/mine")
-    entry = made.entry(0, "mirrored", "abc", [], 0, None)
+    entry = entry_in(made)
     made.write()
     made.release()
     folder, done = made.folder / entry.folder, Result(Ending("FINISHED"))

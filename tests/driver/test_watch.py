@@ -57,41 +57,32 @@ class Story:
             failure = self.watch.failure(self.now)
         return failure
 
+    def passes(self, seconds: float) -> RunFailed | None:
+        self.now += seconds
+        return self.watch.failure(self.now)
+
+    def commanded(self) -> None:
+        self.watch.commanded(self.now)
+
+    def answers(self, *ranks: int) -> None:
+        for rank in ranks:
+            self.watch.processes[rank].responded = True
+
+    def replaces(self, **why: str) -> None:
+        """By rank as `rank1`, how the reason begins for which a worker is started again."""
+        told = {f"rank{rank}": text for rank, text in self.watch.to_replace(self.now).items()}
+        assert told.keys() == why.keys()
+        assert all(told[rank].startswith(text) for rank, text in why.items()), told
+
 
 ALL, STILL = (0, 1, 2), range(4)
 OWN = "the moon is not full"
 Happens = Callable[[Story], RunFailed | None]
-
-
-# Of a story: an event of a rank, a beat of one, and seconds in which some live.
-tells, beats, lives = (partial(methodcaller, name) for name in ("tell", "beat", "alive"))
-
-
-def passes(seconds: float) -> Happens:
-    def pass_(story: Story) -> RunFailed | None:
-        story.now += seconds
-        return story.watch.failure(story.now)
-
-    return pass_
-
-
-def commanded(story: Story) -> None:
-    story.watch.commanded(story.now)
-
-
-def answers(*ranks: int) -> Happens:
-    return lambda story: [setattr(story.watch.processes[rank], "responded", True) for rank in ranks] and None
-
-
-def replaces(**why: str) -> Happens:
-    """By rank as `rank1`, how the reason begins for which a worker is started again."""
-
-    def replace(story: Story) -> None:
-        told = {f"rank{rank}": text for rank, text in story.watch.to_replace(story.now).items()}
-        assert told.keys() == why.keys()
-        assert all(told[rank].startswith(text) for rank, text in why.items()), told
-
-    return replace
+# Of a story: an event of a rank, a beat of one, seconds in which some live or that only pass, and so on.
+tells, beats, lives, passes, answers, replaces = (
+    partial(methodcaller, name) for name in ("tell", "beat", "alive", "passes", "answers", "replaces")
+)
+commanded = methodcaller("commanded")
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -92,7 +92,10 @@ def with_ids(written: WrittenReport) -> WrittenReport:
     """The report with the ids that the runs got in MLflow since it was written. Raises `OSError`."""
     before = written.sweep.points
     points = tuple(replace(point, result=results.read(point.folder) or point.result) for point in before)
-    if [point.result.tracked for point in points] != [point.result.tracked for point in before]:
+    ids, ids_before = (
+        [(point.result.mlflow_run_id, point.result.tracking_note) for point in each] for each in (points, before)
+    )
+    if ids != ids_before:
         written = replace(written, sweep=replace(written.sweep, points=points))
         _write_pages(written)
     return written
@@ -143,7 +146,7 @@ def _rows(sweep: ReportedSweep) -> list[dict[str, object]]:
 
 def _report_event(written: WrittenReport) -> Report:
     sweep, best = written.sweep, written.verdict.best
-    ids = [(point, point.result.tracked.mlflow_run_id) for point in sweep.points]
+    ids = [(point, point.result.mlflow_run_id) for point in sweep.points]
     points = [f"- {point.name.strip()}: {point.status}{f', run {run_id}' if run_id else ''}" for point, run_id in ids]
     files = {"": (written.html, written.csv), "figures": written.figures}
     parts = [

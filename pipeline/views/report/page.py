@@ -52,7 +52,7 @@ def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | Missi
     rows = {point.number: _cells(point, own, sweep) for point, own in zip(sweep.points, owns, strict=True)}
     doubts = {doubt for point in sweep.measured for doubt in point.marks.doubts}
     finished = sum(point.status == "FINISHED" for point in sweep.points)
-    machines = sorted({clean(point.result.environment.machine) for point in sweep.measured} - {""})
+    machines = sorted({clean(point.result.machine) for point in sweep.measured} - {""})
     where = f", on {'; '.join(machines)}" * bool(machines)
     groups = [f"Group {letter}: {points_text(places)}." for letter, places in _groups(sweep).items()]
     differences = [*groups, *(f"{text}." for text in sweep_table.difference_texts(sweep.measured))]
@@ -102,7 +102,7 @@ def _cells(point: ReportedRun, own: Sequence[str], sweep: ReportedSweep) -> dict
     hidden = {
         "group": len(_groups(sweep)) < 2,
         target: sweep.target is None,
-        "MLflow run": not any(other.result.tracked.mlflow_run_id for other in sweep.points),
+        "MLflow run": not any(other.result.mlflow_run_id for other in sweep.points),
     }
     cells = {
         "point": Cell(str(point.number), "number"),
@@ -118,7 +118,7 @@ def _cells(point: ReportedRun, own: Sequence[str], sweep: ReportedSweep) -> dict
         "status": Cell(point.status),
         # The command at the head of the page has the rest.
         "overrides": Cell(" ".join(own), "long"),
-        "MLflow run": Cell(clean(result.tracked.mlflow_run_id)[:ID_LETTERS] or MISSING),
+        "MLflow run": Cell(clean(result.mlflow_run_id)[:ID_LETTERS] or MISSING),
     }
     return {title: cell for title, cell in cells.items() if not hidden.get(title)}
 
@@ -161,7 +161,7 @@ def facts(sweep: ReportedSweep) -> dict[str, str]:
         "precision": each(lambda point: point.result.layout.precision),
         "baseline": _baseline(sweep),
         "intervals": _intervals(sweep),
-        "versions": each(lambda point: listed(*map(" ".join, point.result.environment.versions.items()))),
+        "versions": each(lambda point: listed(*map(" ".join, point.result.versions.items()))),
         "commit": each(lambda point: point.began.tags.get("git_commit"))
         or "not known: no run was started in a folder of git",
     }

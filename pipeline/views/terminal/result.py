@@ -77,8 +77,8 @@ def _rows(point: RunResult) -> list[tuple[str, str]]:
         *(("note", clean(note)) for note in result.notes),
         ("folder", folder if finished else ""),
         *((name, f"{folder}/{path}" if folder else path) for name, value in saved if (path := clean(value))),
-        ("MLflow", tracked(clean(result.tracked.mlflow_run_id))),
-        ("tracking", clean(result.tracked.tracking_note)),
+        ("MLflow", tracked(clean(result.mlflow_run_id))),
+        ("tracking", clean(result.tracking_note)),
     ]
 
 
