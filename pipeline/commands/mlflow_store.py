@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from pipeline.commands.verbs import MANY, OUTPUT_DIR, Words, verb
+from pipeline.commands.verbs import verb
 from pipeline.errors import UserError, refuse
 from pipeline.launch import signals
 from pipeline.views import terminal as show
@@ -31,18 +31,15 @@ for second in 1 2 3 4 5; do sleep 1; kill -s 0 -- -$0 || exit; done
 kill -s KILL -- -$0"""
 
 
-@verb(
-    "[FOLDER ...]",
-    "Uploads to MLflow what it lacks of the runs' event logs; repeating it changes nothing.\n"
-    "A FOLDER is a run's, or holds some; without one, all runs are uploaded.",
-    (OUTPUT_DIR, ("uri", None, "another MLflow store than each run's own")),
-    count=(0, MANY),
-)
-def sync(typed: Words) -> int:
-    """Uploads what MLflow lacks. 0: all of it. 1: not all. 2: a wrong argument."""
-    uri, instead = typed["uri"], f"uri=http://{HOST}:5000, or uri={sync_runs.local_uri(Path('outputs'))}"
+@verb("[FOLDER ...]", uri="another MLflow store than each run's own")
+def sync(*folders: str, output_dir: str = "outputs", uri: str = "") -> int:
+    """Uploads to MLflow what it lacks of the runs' event logs; repeating it changes nothing.
+
+    A FOLDER is a run's, or holds some; without one, all runs are uploaded.
+    """
+    instead = f"uri=http://{HOST}:5000, or uri={sync_runs.local_uri(Path('outputs'))}"
     is_store = not uri or re.match(r"https?://|(sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri)
-    elsewhere = next((word for word in typed.words if not Path(word).is_dir()), None)
+    elsewhere = next((word for word in folders if not Path(word).is_dir()), None)
     refuse(
         (elsewhere is not None, "a run's folder, or one that holds some", elsewhere, sync.usage),
         (not is_store, "uri to be an MLflow store", without_password(uri), instead),
@@ -52,26 +49,21 @@ def sync(typed: Words) -> int:
     prepare(os.environ)
     uri, say = uri and logged_in(uri, os.environ), partial(show.say, show.console_on(sys.stdout))
     try:
-        return int(not sync_runs.sync([*map(Path, typed.words)], Path(typed["output_dir"]), uri or None, say))
+        return int(not sync_runs.sync([*map(Path, folders)], Path(output_dir), uri or None, say))
     except KeyboardInterrupt:
         return 130
 
 
-@verb(
-    "",
-    "Opens MLflow's UI at the runs by speedup, on this machine only.",
-    (("port", "5000", "port on 127.0.0.1"), OUTPUT_DIR),
-)
-def ui(typed: Words) -> int:
-    """Serves MLflow's pages. 0: it was ended. 1: the server ended by itself. 2: it cannot start."""
-    output = typed["output_dir"]
+@verb(port="port on 127.0.0.1")
+def ui(*, port: str = "5000", output_dir: str = "outputs") -> int:
+    """Opens MLflow's UI at the runs by speedup, on this machine only."""
     try:
         with signals.interrupt():
-            return _serve(_free(typed["port"]), Path(output).resolve())
+            return _serve(_free(port), Path(output_dir).resolve())
     except signals.Interrupted:
         return 0
     except OSError as error:
-        where, why = error.filename or output, error.strerror or error
+        where, why = error.filename or output_dir, error.strerror or error
         raise UserError(f"to be able to write {where}", why, "output_dir=..") from error
 
 

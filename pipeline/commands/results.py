@@ -21,7 +21,7 @@ from pathlib import Path
 from pipeline.analyze import comparable
 from pipeline.analyze.compare import Judge
 from pipeline.analyze.history import LoggedRun, find_sweep, load
-from pipeline.commands.verbs import MANY, OUTPUT_DIR, Words, verb
+from pipeline.commands.verbs import is_true, verb
 from pipeline.config.parts import flat
 from pipeline.driver import Tracking
 from pipeline.driver.run_folders import EVENTS, HYDRA_S, LOCK, PLAN, Lock, find
@@ -56,20 +56,14 @@ BUSY, UNFINISHED, YOUNG, BEST, NEEDED = (
 )  # fmt: skip
 
 
-@verb(
-    "NAME|FOLDER",
-    "Writes the report of a sweep into its folder, and into MLflow if its runs are tracked.",
-    (OUTPUT_DIR, ("sweep", None, "the sweep's name or folder, also as the first word")),
-    count=(0, 1),
-)
-def report(typed: Words) -> int:
-    """Writes the report of a sweep."""
-    output, name = Path(typed["output_dir"]), typed["sweep"] or "".join(typed.words)
-    if typed.words and typed["sweep"]:
-        raise UserError("one sweep", "two", report.usage)
+@verb("NAME|FOLDER", sweep="the sweep's name or folder, also as the first word")
+def report(name: str = "", *, output_dir: str = "outputs", sweep: str = "") -> int:
+    """Writes the report of a sweep into its folder, and into MLflow if its runs are tracked."""
+    refuse((name and sweep, "one sweep", "two", report.usage))
+    output = Path(output_dir)
     tracker = Tracker(os.environ, output / "tracker.log")
     try:
-        written = reports.write(find_sweep(name, output, "sweep", "`python -m pipeline -m ...` first"))
+        written = reports.write(find_sweep(sweep or name, output, "sweep", "`python -m pipeline -m ...` first"))
         sent = send(written, tracker)
         drained, problem = tracker.drain(sent, DRAIN_SECONDS) if sent else (True, None)
     except OSError as error:
@@ -100,15 +94,13 @@ def show_written(written: reports.WrittenReport) -> None:
     show.say(console, *written.shown())
 
 
-@verb(
-    "RUN RUN [RUN ...]",
-    "Shows which settings and results of runs differ, which run is faster, and how sure that is.\n"
-    "A RUN is a folder, its name, or the first letters of an MLflow id.",
-    count=(2, MANY),
-)
-def compare(typed: Words) -> int:
-    """Shows what differs between runs."""
-    runs = [load(find(run, Path(typed["output_dir"]))) for run in typed.words]
+@verb("RUN RUN [RUN ...]")
+def compare(first: str, second: str, *more: str, output_dir: str = "outputs") -> int:
+    """Shows which settings and results of runs differ, which run is faster, and how sure that is.
+
+    A RUN is a folder, its name, or the first letters of an MLflow id.
+    """
+    runs = [load(find(run, Path(output_dir))) for run in (first, second, *more)]
     judge, marks = Judge(runs), comparable.marks(runs)
     engines = {place: mark.engine for place, mark in enumerate(marks)}
     verdicts, unlike = list[str](), dict[str, None]()
@@ -137,15 +129,13 @@ def _rows(values: Sequence[Mapping[str, object]]) -> list[Row]:
     return [(key, tuple(of_run.get(key) for of_run in dotted)) for key in dict.fromkeys(chain(*dotted))]
 
 
-@verb(
-    "RUN",
-    "Explains a run's lost efficiency; RUN is a folder, its name, or the first letters of an MLflow id.\n"
-    "python -m pipeline explain key=value ... trains first; it takes the keys of a run: python -m pipeline --help.",
-    count=(1, 1),
-)
-def explain(typed: Words) -> int:
-    """Shows a run's lost efficiency. 0: shown. 2: the run cannot be found, or was not explained."""
-    run = load(find(typed.words[0], Path(typed["output_dir"])))
+@verb("RUN")
+def explain(name: str, *, output_dir: str = "outputs") -> int:
+    """Explains a run's lost efficiency; RUN is a folder, its name, or the first letters of an MLflow id.
+
+    python -m pipeline explain key=value ... trains first; it takes the keys of a run: python -m pipeline --help.
+    """
+    run = load(find(name, Path(output_dir)))
     lines = explained_lines(run.result.explained, run.result.speed.efficiency)
     if not lines:
         instead = "python -m pipeline explain strategy=... to train and explain"
@@ -155,42 +145,45 @@ def explain(typed: Words) -> int:
 
 
 @verb(
-    "",
-    "Lists the runs and sweeps that it would remove; with dry=false it removes them from disk and MLflow.\n"
-    "Removed is what is older and holds none of the best runs (by speedup, for each model and data set).\n"
-    "A sweep goes as a whole. Active and unfinished runs stay. Unused fork servers of launch.keep end too.",
-    (
-        ("keep_best", "5", "runs of each model and data set that stay, however old"),
-        ("older_than", "30d", "age since the last write: 12h, 30d, 8w"),
-        ("unfinished", "false", "true: also unfinished runs, which a command could resume"),
-        ("dry", "true", "false: remove it"),
-        OUTPUT_DIR,
-    ),
+    keep_best="runs of each model and data set that stay, however old",
+    older_than="age since the last write: 12h, 30d, 8w",
+    unfinished="true: also unfinished runs, which a command could resume",
+    dry="false: remove it",
 )
-def clean(typed: Words) -> int:
-    """Removes old runs, or lists them."""
-    best, older_than = typed["keep_best"], typed["older_than"]
+def clean(
+    *,
+    keep_best: str = "5",
+    older_than: str = "30d",
+    unfinished: str = "false",
+    dry: str = "true",
+    output_dir: str = "outputs",
+) -> int:
+    """Lists the runs and sweeps that it would remove; with dry=false it removes them from disk and MLflow.
+
+    Removed is what is older and holds none of the best runs (by speedup, for each model and data set).
+    A sweep goes as a whole. Active and unfinished runs stay. Unused fork servers of launch.keep end too.
+    """
     match = re.fullmatch(r"(\d{1,6})([hdw])", older_than)
     refuse(
         (match is None, "older_than to be an age, as 12h, 30d or 8w", older_than or "nothing", "older_than=30d"),
-        (not best.isdecimal(), "keep_best to be a whole number", best or "nothing", "keep_best=5"),
+        (not keep_best.isdecimal(), "keep_best to be a whole number", keep_best or "nothing", "keep_best=5"),
     )
     age = int(match[1]) * SECONDS[match[2]] if match else 0
-    dry, say, now = typed.is_true("dry"), partial(show.say, show.console_on(sys.stdout)), time.time()
-    folders, failed = gather(Path(typed["output_dir"])), 0
-    why = staying(folders, int(best), age, typed.is_true("unfinished"), now)
+    lists, say, now = is_true("dry", dry), partial(show.say, show.console_on(sys.stdout)), time.time()
+    folders, failed = gather(Path(output_dir)), 0
+    why = staying(folders, int(keep_best), age, is_true("unfinished", unfinished), now)
     going = [stored for stored in folders if why[stored.folder] is None]
     stores.prepare(os.environ)
     for stored in going:
-        problem = "" if dry else _remove(stored)
+        problem = "" if lists else _remove(stored)
         failed += bool(problem)
-        what = f"not removed ({problem})" if problem else "would remove" if dry else "removed"
+        what = f"not removed ({problem})" if problem else "would remove" if lists else "removed"
         say(f"{what}: {_about(stored, now)}")
     stays = Counter(filter(None, why.values()))
     count, size = plural(len(going) - failed, "folder"), amount(sum(stored.bytes for stored in going))
     reasons = brackets(listed(*(f"{number} {reason}" for reason, number in stays.items())))
-    say(f"{count} {'would go' if dry else 'went'}, {size}; {stays.total()} stay{reasons}.")
-    say(*["Nothing was removed yet: type it again with dry=false."] * bool(dry and going), *_servers(dry, now))
+    say(f"{count} {'would go' if lists else 'went'}, {size}; {stays.total()} stay{reasons}.")
+    say(*["Nothing was removed yet: type it again with dry=false."] * bool(lists and going), *_servers(lists, now))
     return min(failed, 1)
 
 
@@ -242,12 +235,12 @@ def _delete(folder: Path) -> None:
 
 def _about(stored: Stored, now: float) -> str:
     speedups = [result.speed.speedup for result in stored.runs.values() if result.speed.speedup]
-    age, day = now - stored.written, SECONDS["d"]
+    days = int((now - stored.written) / SECONDS["d"])
     return listed(
         str(stored.folder),
         plural(len(stored.runs), "run") if len(stored.runs) > 1 else "",
         amount(stored.bytes),
-        f"{duration(age) if age < day else plural(int(age / day), 'day')} old",
+        f"{plural(days, 'day') if days >= 1 else duration(now - stored.written)} old",
         f"{times(max(speedups))} at best" if speedups else "",
     )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.commands.train import refused
-from pipeline.commands.verbs import OUTPUT_DIR, Words, verb
+from pipeline.commands.verbs import is_true, verb
 from pipeline.config import config as configs
 from pipeline.config.composing import Composed
 from pipeline.driver import Ahead, RunResult, Screen, start
@@ -121,24 +121,19 @@ def _terminal() -> "Terminal":
     return Terminal(console_on(sys.stdout), time.time)
 
 
-@verb(
-    "RUN",
-    "Takes over a run whose command is gone while its processes train on: after launch.detach=true, or under\n"
-    "cluster=hosts, slurm and kubernetes. RUN is a folder, its name, or the first letters of an MLflow id.",
-    (OUTPUT_DIR, ("end", "false", "true: save a checkpoint and end the run, as after a preemption")),
-    count=(1, 1),
-)
-def attach(typed: Words) -> int:
-    """Takes the place of the run's driver."""
+@verb("RUN", end="true: save a checkpoint and end the run, as after a preemption")
+def attach(name: str, *, output_dir: str = "outputs", end: str = "false") -> int:
+    """Takes over a run whose command is gone while its processes train on: after launch.detach=true, or under
+    cluster=hosts, slurm and kubernetes. RUN is a folder, its name, or the first letters of an MLflow id.
+    """
     from pipeline.driver import resume
 
     configs.register(partial(devices, os.environ))
-    end = typed.is_true("end")
-    folder = find(typed.words[0], Path(typed["output_dir"]), PLAN, typed="python -m pipeline attach {}")
-    session = _session()
+    ends = is_true("end", end)
+    folder, session = find(name, Path(output_dir), PLAN, typed="python -m pipeline attach {}"), _session()
 
     def train() -> int:
-        with resume.attach(folder.resolve(), session, end) as supervisor:
+        with resume.attach(folder.resolve(), session, ends) as supervisor:
             request, step = supervisor.request, supervisor.run.step
             session.screen.say(f"attached   {from_here(request.folder)}, at step {step:,}")
             session.screen.planned(supervisor.plan, False, None)

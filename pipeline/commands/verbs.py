@@ -3,13 +3,15 @@
 import difflib
 import errno
 import gc
+import inspect
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from types import FunctionType
+from typing import cast
 
 from pipeline.config.offered import choices, elsewhere, near
 from pipeline.errors import UserError, unwritten
@@ -60,39 +62,27 @@ STDERR = 2
 OBJECTS = 100_000
 
 
-# A key of a verb: its name, its default, None where it has none, and what it means.
-Key = tuple[str, str | None, str]
-OUTPUT_DIR: Key = ("output_dir", "outputs", "the folder of runs and sweeps")
-# More words than anybody types.
-MANY = 10_000
-
-
-class Words(dict[str, str]):
-    """The values of a verb's keys, "" for what has none, and the words that were typed after it."""
-
-    words: Sequence[str] = ()
-
-    def is_true(self, name: str) -> bool:
-        """Returns the value of a key that is true or false. Raises `UserError`."""
-        if self[name] not in ("true", "false"):
-            raise UserError(f"{name} to be true or false", self[name] or "nothing", f"{name}=true")
-        return self[name] == "true"
+# What the key means that most verbs have.
+OUTPUT_DIR = "the folder of runs and sweeps"
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb's command: the function that does it and has its name, its words, its help, its keys, how many words."""
+    """A command made of a function, whose name, words, keys and help are its name, parameters and docstring."""
 
-    do: Callable[[Words], int]
+    do: FunctionType
     words: str
-    does: str
-    keys: tuple[Key, ...] = (OUTPUT_DIR,)
-    count: tuple[int, int] = (0, 0)
+    means: Mapping[str, str]
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Its keys, each with its default, "" where it has none."""
+        return dict(self.do.__kwdefaults__ or {})
 
     @property
     def usage(self) -> str:
         """Its form, in a line."""
-        keys = [f"[{name}={'...' if default is None else default}]" for name, default, _ in self.keys]
+        keys = [f"[{name}={default or '...'}]" for name, default in self.keys.items()]
         return " ".join(filter(None, ["python -m pipeline", self.do.__name__, self.words, *keys]))
 
     def __call__(self, arguments: Sequence[str]) -> int:
@@ -100,12 +90,13 @@ class Verb:
         from pipeline.views.terminal import say_error
 
         if {"-h", "--help"} & set(arguments):
-            widest = max(len(name) for name, *_ in self.keys)
-            keys = [f"  {name:<{widest}}  {means}" for name, _, means in self.keys]
-            print("\n".join([self.usage, "", self.does, "", *keys]))
+            widest = max(map(len, self.keys))
+            keys = [f"  {name:<{widest}}  {self.means.get(name, OUTPUT_DIR)}" for name in self.keys]
+            print("\n".join([self.usage, "", (inspect.getdoc(self.do) or "").replace("\n\n", "\n"), "", *keys]))
             return 0
         try:
-            return self.do(self.typed(arguments))
+            words, values = self.typed(arguments)
+            return int(self.do(*words, **values))
         except UserError as error:
             say_error(str(error))
         except OSError as error:
@@ -114,15 +105,14 @@ class Verb:
             say_error(str(UserError(f"to be able to use {error.filename}", error.strerror, self.usage)))
         return 2
 
-    def typed(self, arguments: Sequence[str]) -> Words:
-        """Returns what was typed. Raises `UserError`."""
-        values, verb = Words((name, default or "") for name, default, _ in self.keys), self.do.__name__
-        values.words = words = list[str]()
-        for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+    def typed(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """(Words, values of keys) that were typed. Raises `UserError`."""
+        words, values, verb = list[str](), self.keys, self.do.__name__
+        for place, argument in enumerate(arguments):
             name, equals, value = argument.partition("=")
             closest = near(name.lstrip("-").replace("-", "_"), values)
             if argument.startswith("-"):
-                value = value if equals else following
+                value = value if equals else "".join(arguments[place + 1 : place + 2])
                 instead = f"{closest[0]}={shlex.quote(value) if value else '..'}" if closest else f"`{self.usage}`"
                 raise UserError("key=value", name, instead)
             if equals and name in values:
@@ -131,14 +121,24 @@ class Verb:
                 raise UserError(f"a key of {verb} ({', '.join(values)})", name, f"{(closest or [*values])[0]}={value}")
             else:
                 words.append(argument)  # which may be a path with "=" in it
-        if not self.count[0] <= len(words) <= self.count[1]:
-            raise UserError(f"{self.words or 'no words'} after {verb}", " ".join(words) or "none", self.usage)
-        return values
+        try:
+            inspect.signature(self.do).bind(*words, **values)
+        except TypeError:
+            expected = f"{self.words or 'no words'} after {verb}"
+            raise UserError(expected, " ".join(words) or "none", self.usage) from None
+        return words, values
 
 
-def verb(*form: Any, **counts: Any) -> Callable[[Callable[[Words], int]], Verb]:
-    """Makes what does a verb its command, of the other fields of `Verb`."""
-    return lambda do: Verb(do, *form, **counts)
+def verb(words: str = "", **means: str) -> Callable[[Callable[..., int]], Verb]:
+    """Makes a function a command: `words` is the form of what is typed after it, and `means` tells of its keys."""
+    return lambda do: Verb(cast("FunctionType", do), words, means)
+
+
+def is_true(name: str, value: str) -> bool:
+    """Returns the value of a key that is true or false. Raises `UserError`."""
+    if value not in ("true", "false"):
+        raise UserError(f"{name} to be true or false", value or "nothing", f"{name}=true")
+    return value == "true"
 
 
 def main() -> int:
