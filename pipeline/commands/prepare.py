@@ -50,7 +50,7 @@ def prepare(arguments: Sequence[str]) -> int:
         console = show.console_on(sys.stdout)
         processes = config.processes or len(this_machine.usable_cores())
         start = partial(cluster.workers, processes, config.scheduler, Path(config.out or ""))
-        with signals.interrupt(), closing(PrepareProgress(console)) as progress:
+        with signals.interrupt(), closing(_Progress(console)) as progress:
             prepared = filling.prepare(config, search, start, progress)
     except signals.Interrupted as interrupted:
         message, code = f"Ended by {interrupted}. The same command goes on.", 128 + interrupted.number
@@ -115,7 +115,7 @@ def _help() -> str:
     )
 
 
-class PrepareProgress:
+class _Progress(filling.Shows):
     """Shards that are done, examples a second, and the time that is left; shown until it is closed."""
 
     def __init__(self, console: Console) -> None:
@@ -123,12 +123,10 @@ class PrepareProgress:
         self._bars: Progress | None = None
 
     def say(self, line: str) -> None:
-        """One line that stays."""
         with suppress(OSError):
             self._console.print(clean(line), soft_wrap=True)
 
     def begin(self, label: str, total: int, before: int) -> None:
-        """A step begins, of so many shards or pieces; those that were there before take no time."""
         self.close()
         self._label, self._total, self._before, self._done, self._examples = label, total, before, before, 0
         self._began = self._shown = time.monotonic()
@@ -141,12 +139,12 @@ class PrepareProgress:
             self._bars.add_task(label, total=total, completed=before, figures="")
 
     def done(self, examples: int) -> None:
-        """One more is done, with so many examples."""
         self._done += 1
         self._examples += examples
         now = time.monotonic()
         seconds = max(now - self._began, 1e-9)
         speed = f"{rate(self._examples / seconds)} examples/s" if self._examples else ""
+        # What was there before took no time.
         left = (self._total - self._done) * seconds / (self._done - self._before)
         figures = listed(speed, f"{duration(left)} left" if left else "")
         if self._bars is not None:
@@ -156,7 +154,6 @@ class PrepareProgress:
             self.say(f"{self._label}: {listed(f'{self._done} of {self._total}', figures)}")
 
     def close(self) -> None:
-        """Takes the bars away."""
         if self._bars is not None:
             with suppress(OSError):
                 self._bars.stop()

@@ -46,7 +46,7 @@ KILLED = 143
 
 def run_all(composed: Iterator[Composed], options: Sequence[str]) -> int:
     """Runs all points, shows their results and returns the exit code. `options`: where configs are, to type again."""
-    session = _session(tuple(options))
+    session = Session((os.getcwd(), *sys.path), dict(os.environ), _terminal, Tracker, tuple(options))
     points = Requests(session, _tell)
 
     def run() -> int:
@@ -110,10 +110,6 @@ def _code_of(done: Sequence[RunResult], preemption: Preemption | None = None) ->
     return 128 + signal.SIGINT if preemption.by_person else KILLED if code == KILLED else PREEMPTED
 
 
-def _session(options: tuple[str, ...] = ()) -> Session:
-    return Session((os.getcwd(), *sys.path), dict(os.environ), _terminal, Tracker, options)
-
-
 def _terminal() -> "Terminal":
     # What draws takes a moment to import.
     from pipeline.views.terminal.live import Terminal
@@ -130,7 +126,8 @@ def attach(name: str, *, output_dir: str = "outputs", end: str = "false") -> int
 
     configs.register(partial(devices, os.environ))
     ends = is_true("end", end)
-    folder, session = find(name, Path(output_dir), PLAN, typed="python -m pipeline attach {}"), _session()
+    folder = find(name, Path(output_dir), PLAN, typed="python -m pipeline attach {}")
+    session = Session((os.getcwd(), *sys.path), dict(os.environ), _terminal, Tracker)
 
     def train() -> int:
         with resume.attach(folder.resolve(), session, ends) as supervisor:
@@ -232,7 +229,6 @@ def _run_at_once(points: Requests, session: Session, count: int) -> None:
 
 
 def _end(points: Requests, session: Session, key: Key, ended: RunResult, seconds: float) -> None:
-    """Keeps the result of a run, and shows it."""
     session.results[key], status = ended, ended.result.ending.status
     if points.sweep is not None and status != "PLANNED":
         points.sweep.note(points.entries[key], ended, seconds)

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Iterator, Sequence
 from enum import EnumType
 from functools import partial
+from importlib import import_module
 from itertools import chain, takewhile
 
 from omegaconf import OmegaConf
@@ -92,7 +93,8 @@ def main(arguments: Sequence[str]) -> int:
         installed = [*metadata.distributions(name="distributed-keras-pipeline")]
         print(f"pipeline {installed[0].version if installed else '(not installed)'}")
         return 0
-    configs.register(_devices)
+    # Imported only for a config that asks for it.
+    configs.register(lambda: int(import_module("pipeline.driver.requests").devices(os.environ)))
     try:
         typed = options(arguments)
         composer = Composer(typed.config_name or "config", Config, typed.config_dir, typed.config_path)
@@ -122,20 +124,13 @@ def refused(error: UserError | OSError) -> int:
     return 2
 
 
-def _devices() -> int:
-    # Only for a config that asks for it.
-    from pipeline.driver.requests import devices
-
-    return devices(os.environ)
-
-
 def _shown(composer: Composer, typed: argparse.Namespace) -> bool:
     """Prints what was typed in place of a run, if anything was, and returns whether; ends where nobody reads on."""
     handler = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         if typed.help:
             print(_text(composer, typed.overrides, shutil.get_terminal_size().columns), end="")
-        shown = typed.help or composer.show(typed, Parser())
+        shown = typed.help or composer.show(typed, _Parser())
         sys.stdout.flush()
         return bool(shown)
     except OSError as error:
@@ -144,8 +139,8 @@ def _shown(composer: Composer, typed: argparse.Namespace) -> bool:
         signal.signal(signal.SIGPIPE, handler)
 
 
-class Parser(argparse.ArgumentParser):
-    """Hydra's options and overrides, in any order."""
+class _Parser(argparse.ArgumentParser):
+    """Hydra's options and overrides, in any order; it raises where others end the program."""
 
     def __init__(self) -> None:
         super().__init__(prog="python -m pipeline", add_help=False)
@@ -167,7 +162,6 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--info", "-i", const="all", nargs="?", choices=INFO, help="What Hydra knows")
 
     def error(self, message: str) -> typing.NoReturn:
-        """Raises instead of ending the program."""
         raise argparse.ArgumentError(None, message)
 
 
@@ -180,7 +174,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
 arguments: --workers. Try workers=2.
     """
     try:
-        typed: argparse.Namespace = Parser().parse_intermixed_args(arguments)
+        typed: argparse.Namespace = _Parser().parse_intermixed_args(arguments)
     except argparse.ArgumentError as error:
         problem = error.message
         raise UserError("options that exist, with their values", problem, meant_by_option(arguments, problem)) from None
@@ -225,7 +219,6 @@ class _Book:
         self._meanings = meanings | groups
 
     def first(self) -> Iterator[str]:
-        """The page without a topic."""
         rows = []
         for key in FIRST:
             meaning = self._meanings.get(key, "")
@@ -245,7 +238,6 @@ class _Book:
             yield from ("", *_wrapped(title, self._width), *self._pairs(table))
 
     def page(self, topic: str) -> Iterator[str]:
-        """The page about a topic."""
         # By its group, "" for none, the keys of each.
         groups: dict[str, list[str]] = {}
         for key in self._defaults:

@@ -194,7 +194,6 @@ class Composer:
             yield self._written(point, place, check)
 
     def _expanded(self, whole: DictConfig) -> Iterator[tuple[str, ...]]:
-        """Yields the overrides of each run of a sweep."""
         lines = [f"{key}={value}" for key, value in (whole.hydra.sweeper.params or {}).items()]
         values: dict[str, list[str]] = {}
         for override in _parsed([*lines, *_lines(whole.hydra.overrides.task)], self._loader):

@@ -129,7 +129,6 @@ class _Side:
         self._vector = np.zeros(0, np.float32)
 
     def close(self) -> None:
-        """Hangs up."""
         self._incoming.close()
         self._connected.close()
         self._threads.shutdown(wait=False)
@@ -140,7 +139,6 @@ class _Side:
         self.receive(HEADER)
 
     def receive(self, count: int) -> bytes:
-        """Returns so many bytes."""
         data = self._incoming.read(count)
         if len(data) < count:
             raise ConnectionError("the other host hung up")

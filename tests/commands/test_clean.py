@@ -49,7 +49,7 @@ GOING = {"old_0", "old_1", "old_2", "failed", "worse"}
 EVERYTHING = GOING | {"old_3", "young", "other_model", "killed", "best"}
 
 
-def test_it_says_what_would_go_and_why_the_rest_stays_and_removes_nothing(output, capsys):
+def test_it_says_what_would_go_and_why_the_rest_stays_and_without_dry_removes_that_and_no_other(output, capsys):
     assert main(["keep_best=2", f"output_dir={output}"]) == 0
     out = capsys.readouterr().out
     would = [line for line in out.splitlines() if line.startswith("would remove: ")]
@@ -62,12 +62,12 @@ def test_it_says_what_would_go_and_why_the_rest_stays_and_removes_nothing(output
         assert words in out
     assert out.endswith("Nothing was removed yet: type it again with dry=false.\n")
     assert left(output) == EVERYTHING
-
-
-def test_without_dry_it_removes_them_and_no_other_and_whatever_is_asked_for_none_of_other_programs(output, capsys):
     assert main(["keep_best=2", "dry=false", f"output_dir={output}"]) == 0
     assert left(output) == EVERYTHING - GOING
     assert "5 folders went, 6.0 MiB; 5 stay (" in capsys.readouterr().out
+
+
+def test_whatever_is_asked_for_nothing_of_other_programs_is_removed(output):
     for place in ("runs", "sweeps"):
         (output / place / "theirs").mkdir()
         (output / place / "theirs" / "result.json").write_text("{}")
