@@ -155,8 +155,8 @@ def repaired(override: str, schema: type = Config) -> str | None:
     key, value = key.strip(), os.path.expanduser(value.strip("= "))
     listed, called = is_list(key, schema), re.fullmatch(r"\[?([\w.]+)\(.*\)\]?", value)
     if called and key in PACKAGES:
-        written = targets.written(called[1], PACKAGES[key])
-        return in_shell(f"{key}=[{written}]" if listed else f"{key}={written}")
+        function = _written(called[1], PACKAGES[key])
+        return in_shell(f"{key}=[{function}]" if listed else f"{key}={function}")
     return fitting(f"{key}={value}", schema, f"{key}=[{value.strip('()')}]" if listed else f"{key}='{value}'")
 
 
@@ -188,12 +188,15 @@ def callback(name: str = "") -> str:
     >>> callback("keras.callbacks.TensorBoard"), callback("no_such_callback")
     ('{_target_: keras.callbacks.TensorBoard}', '{_target_: keras.callbacks.EarlyStopping}')
     """
-    if "." not in name:
-        try:
-            targets.check({targets.KEY: f"keras.callbacks.{name}"}, "train.callbacks", search=sys.path)
-        except UserError:
-            name = "EarlyStopping"
-    return targets.written(name, "keras.callbacks")
+    try:
+        targets.check({targets.KEY: f"keras.callbacks.{name}"}, "train.callbacks", search=sys.path)
+    except UserError:
+        name = name if "." in name else "EarlyStopping"
+    return _written(name, "keras.callbacks")
+
+
+def _written(name: str, package: str) -> str:
+    return f"{{{targets.KEY}: {name if '.' in name else f'{package}.{name}'}}}"
 
 
 def in_shell(line: str) -> str:

@@ -69,15 +69,6 @@ def value(node: Json, key: str) -> Any:
     return node
 
 
-def written(name: str, package: str) -> str:
-    """Returns the form of a function without arguments in a config, of one in `package` where a name alone says which.
-
-    >>> written("EarlyStopping", "keras.callbacks")
-    '{_target_: keras.callbacks.EarlyStopping}'
-    """
-    return f"{{{KEY}: {name if '.' in name else f'{package}.{name}'}}}"
-
-
 def sources(node: Json, search: Sequence[str] = ()) -> set[Path]:
     """The Python files of the functions that `node` names, nested ones included, but for this program's and Keras's."""
     names = {str(called[KEY]) for _, called in _called(node, "")}
