@@ -120,10 +120,7 @@ def memory() -> tuple[int, int]:
 
 def installed(package: str) -> str | None:
     """The version of a package that this Python has, None if it has none."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return next((each.version for each in metadata.distributions(name=package)), None)
 
 
 def disk(host: str, folder: str) -> Finding:
