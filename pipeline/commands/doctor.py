@@ -75,22 +75,20 @@ The exit code is the worst finding's:
 def doctor(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pipeline doctor", add_help=False, allow_abbrev=False)
-    parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", default=",".join(CHECKS))
     parser.add_argument("--config-dir", "-cd")
-    options, overrides = parser.parse_known_args(arguments)
-    if options.help:
+    if {"-h", "--help"} & set(arguments):
         print(HELP, end="")
         return 0
+    options, overrides = parser.parse_known_args(arguments)
     checks = [check.strip() for check in options.only.split(",")]
-    unknown = next((one for one in checks if one not in CHECKS), None)
     try:
-        refuse((unknown is not None, "--only to name checks", unknown, f"--only {','.join(CHECKS)}"))
+        refuse(*((one not in CHECKS, "--only to name checks", one, f"--only {','.join(CHECKS)}") for one in checks))
         config = config_of(Config, overrides, options.config_dir)
         with signals.interrupt():
             return _doctor(config, checks, _of_training(overrides), options.json)
-    except (UserError, LaunchError) as error:
+    except UserError as error:
         show.say_error(str(error))
         return REFUSED
     except signals.Interrupted as interrupted:

@@ -37,12 +37,11 @@ CLASSES = 12
 def prepare(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pipeline prepare", add_help=False, allow_abbrev=False)
-    parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--config-dir", "-cd")
-    typed, overrides = parser.parse_known_args(arguments)
-    if typed.help:
+    if {"-h", "--help"} & set(arguments):
         print(_help(), end="")
         return 0
+    typed, overrides = parser.parse_known_args(arguments)
     search = (os.getcwd(), *sys.path)
     try:
         config = config_of(PrepareConfig, overrides, typed.config_dir)

@@ -124,8 +124,7 @@ class Verb:
         try:
             inspect.signature(self.do).bind(*words, **values)
         except TypeError:
-            expected = f"{self.words or 'no words'} after {verb}"
-            raise UserError(expected, " ".join(words) or "none", self.usage) from None
+            raise UserError(f"{self.words or 'no words'} after {verb}", " ".join(words) or "none", self.usage) from None
         return words, values
 
 

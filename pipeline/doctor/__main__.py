@@ -41,19 +41,6 @@ CONNECT_SECONDS, MESSAGE_SECONDS, ANSWER_SECONDS = 5.0, 30.0, 60.0
 HEADER = 8
 
 
-def _respond(request: dict[str, Any]) -> Any:
-    match request["do"]:
-        case "look":
-            return look(request["host"], msgspec.convert(request["expected"], Expected), os.environ)
-        case "clock":
-            return time.time()
-        case "answer":
-            return listen(request["host"], bytes.fromhex(request["token"]))
-        case "measure":
-            return measure(request["host"], request["port"], bytes.fromhex(request["token"]))
-    raise ValueError(f"Expected a request that is known, received {request['do']!r:.80}.")
-
-
 def main() -> None:
     """Responds until there are no more requests."""
     # What libraries print is no response.
@@ -61,10 +48,21 @@ def main() -> None:
     os.dup2(2, 1)
     for line in sys.stdin:
         try:
-            response = {"told": _respond(json.loads(line))}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            response = {"failed": (error.strerror if isinstance(error, OSError) else None) or str(error)}
-        responses.write(msgspec.json.encode(response) + b"\n")
+            match request := json.loads(line):
+                case {"do": "look", "host": host, "expected": expected}:
+                    response: Any = look(host, msgspec.convert(expected, Expected), os.environ)
+                case {"do": "clock"}:
+                    response = time.time()
+                case {"do": "answer", "host": host, "token": token}:
+                    response = listen(host, bytes.fromhex(token))
+                case {"do": "measure", "host": host, "port": port, "token": token}:
+                    response = measure(host, port, bytes.fromhex(token))
+                case _:
+                    raise ValueError(f"Expected a request that is known, received {request!r:.80}.")
+            answer = {"told": response}
+        except (OSError, ValueError, TypeError) as error:
+            answer = {"failed": (error.strerror if isinstance(error, OSError) else None) or str(error)}
+        responses.write(msgspec.json.encode(answer) + b"\n")
         responses.flush()
 
 

@@ -352,12 +352,11 @@ def judge_link(one: str, other: str, link: LinkFacts, link_gbps: float | None) -
     if link.error or not link.exchanges:
         remedy = f"a firewall that lets the hosts reach all ports of each other; on {one}: ping {other}"
         return Finding("link", pair, FAULT, link.error or "nothing was measured", required, remedy)
-    gbps, round_trip_ms = link.gbps, 1e3 * link.round_trip
+    gbps, round_trip_ms, severity, remedy = link.gbps, 1e3 * link.round_trip, FINE, ""
     speeds = ", ".join(f"{size / seconds / 1e9:.3g}" for size, seconds in link.exchanges)
     sizes = ", ".join(f"{size >> 10:,}" for size, _ in link.exchanges)
     text = f"{gbps:.3g} Gbit/s each way ({speeds} GB/s of {sizes} KiB), {round_trip_ms:.3g} ms there and back"
-    severity, remedy, share = FINE, "", gbps / (link_gbps or GIGABIT)
-    if share < SHARE and link_gbps:
+    if (share := gbps / (link_gbps or GIGABIT)) < SHARE and link_gbps:
         severity = FAULT if share < SHARE_FAULT else WARNING
         remedy = f"hardware.link_gbps={gbps:.2g} if that is all it can do; else ethtool, and who else uses it"
     elif share < SHARE:
