@@ -48,7 +48,6 @@ def test_a_port_that_is_taken_and_an_mlflow_server_that_is_dead_are_faults_with_
     (line,) = found(told, "store")
     assert f"no answer of http://127.0.0.1:{gone}: Connection refused" in line
     assert "Try python -m pipeline ui" in line
-    assert found(told, "plan")[0].startswith("fine")
     assert told.out.rstrip().endswith("2 faults, 0 warnings, 1 fine.")
 
 
@@ -60,8 +59,8 @@ def test_a_name_that_has_no_address_is_a_fault_and_json_says_so(asked):
     assert (said["code"], wrong["check"], wrong["host"]) == (3, "names", os.uname().nodename)
     assert wrong["found"].startswith("nowhere.invalid: ")
     assert "/etc/hosts" in wrong["remedy"]
-    cores = next(finding for finding in said["findings"] if finding["check"] == "cores")
-    assert cores["figures"]["usable"] == len(os.sched_getaffinity(0))
+    usable = [finding["figures"]["usable"] for finding in said["findings"] if finding["check"] == "cores"]
+    assert usable == [len(os.sched_getaffinity(0))]
 
 
 @pytest.mark.parametrize(("before", "only", "words"), [
@@ -123,7 +122,6 @@ def test_a_process_answers_every_question_and_by_its_clock_two_minutes_are_a_fau
         line.ask({"do": "dance"})
     with pytest.raises(LaunchError, match="Expected `str`"):
         line.ask({"do": "look", "host": "a", "expected": {"python": [1]}})
-    assert line.ask({"do": "clock"}) == pytest.approx(time.time(), abs=60)
     ahead = clock_of(line, lambda: time.time() - 120)
     right = clock_of(line)
     line.close()
@@ -131,7 +129,6 @@ def test_a_process_answers_every_question_and_by_its_clock_two_minutes_are_a_fau
     assert finding.severity is FAULT
     # As exact as the line is quick.
     assert re.fullmatch(r"1(19|20)\.\d{3} s ahead of a", finding.found)
-    assert "chronyc makestep" in finding.remedy
     assert judge.judge_clock("b", "a", *right).severity is FINE
 
 
