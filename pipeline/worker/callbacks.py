@@ -6,8 +6,7 @@ outside the strategy, whose replicas in other processes know nothing about it.
 """
 
 import contextlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -16,72 +15,24 @@ import numpy as np
 
 from pipeline.errors import refuse
 from pipeline.private_keras import keras_variables
+from pipeline.worker.checkpoint import State
 from pipeline.worker.loop import TrainingLoop
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.patched import all_patched
-from pipeline.worker.state import of_random_state, put_back_random_state, sent
+from pipeline.worker.state import of_random_state, on_all, put_back_random_state
 from pipeline.worker.variables import PLAIN, Plain, Variable, held, kept_by_metrics, plain_values
 
 # The values of a model's variables, in the order of a copy's.
 Weights: TypeAlias = Callable[[keras.Model], list[np.ndarray]]
 ANSWERED = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
 REFUSED = ("fit", "train_on_batch")
-
-
-class ModelCopy:
-    """Answers what callbacks ask of a model with a copy, which `make` makes when it is first needed."""
-
-    def __init__(self, loop: TrainingLoop, make: Callable[[], keras.Model], weights: Weights) -> None:
-        self._model, self._value, self._make, self._weights = loop.model, loop.value, make, weights
-        self._copy: keras.Model | None = None
-        # Variables of losses and the like, and the copy's.
-        self._pairs: list[tuple[Variable, Variable]] = []
-
-    def answers(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, the model's methods are answered here, and `int` and `float` of a variable are those of its value."""
-        answered: dict[str, object] = {name: partial(self._answer, name) for name in ANSWERED}
-        answered |= {name: partial(_refuse, name) for name in REFUSED}
-        # TensorFlow's variable of several copies is no number to Python.
-        numbers = {
-            "__int__": lambda variable: int(keras.ops.convert_to_numpy(variable)),
-            "__float__": lambda variable: float(keras.ops.convert_to_numpy(variable)),
-        }
-        return all_patched([(self._model, answered), (keras_variables.Variable, numbers)])
-
-    def _answer(self, name: str, *arguments: object, **named: object) -> object:
-        if self._copy is None:
-            # A model that is made draws from the random state that training goes on with.
-            state = of_random_state()
-            try:
-                self._copy = self._make()
-            finally:
-                put_back_random_state(state)
-            pairs = zip(_beside(self._model), _beside(self._copy), strict=False)
-            self._pairs = [(own, its) for own, its in pairs if own is not its and tuple(own.shape) == tuple(its.shape)]
-        for own, its in self._pairs:
-            its.assign(self._value(own))
-        for value, variable in zip(self._weights(self._model), self._copy.weights, strict=True):
-            variable.assign(value)
-        answer = getattr(self._copy, name)(*arguments, **named)
-        for own, its in self._pairs:
-            # A loss may change its own, wherever it is computed.
-            if not np.array_equal(self._value(own), value := keras.ops.convert_to_numpy(its)):
-                own.assign(value)
-        return answer
-
-
-def _refuse(name: str, *arguments: object, **named: object) -> None:
-    instead = "a training of its own, or model.evaluate and model.predict, which are answered"
-    raise TrainingError("callbacks to leave training to the run", f"a call of model.{name} in one", instead)
-
-
-def _beside(model: keras.Model) -> list[Variable]:
-    listed = [*model.variables, *model.metrics_variables, model.optimizer]
-    return [*kept_by_metrics(model.metrics), *held([model], listed)]
-
-
 TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
+# TensorFlow's variable of several copies is no number to Python.
+NUMBERS = {
+    "__int__": lambda variable: int(keras.ops.convert_to_numpy(variable)),
+    "__float__": lambda variable: float(keras.ops.convert_to_numpy(variable)),
+}
 
 
 def check(callbacks: Sequence[object]) -> None:
@@ -116,7 +67,10 @@ class Callbacks:
         """`plain` makes the model again, outside the strategy, for callbacks that evaluate."""
         self.loop, self.own = loop, list(callbacks)
         self.model = model = loop.model
-        self._answering = ModelCopy(loop, plain, weights)
+        # What answers for the model once it is asked, and pairs of variables of losses and the like, and those of it.
+        self._make_copy, self._weights = plain, weights
+        self._copy: keras.Model | None = None
+        self._pairs: list[tuple[Variable, Variable]] = []
         self._shares = bool(callbacks) and not loop.alone
         # A user's own hook between batches may do anything; Keras's own leave weights alone there.
         self._batches_matter = any(is_own(one) and overrides(one, TRAIN_BATCH_HOOKS) for one in callbacks)
@@ -136,18 +90,42 @@ class Callbacks:
     def call(self, hook: str, *arguments: int | Mapping[str, float]) -> None:
         """Runs `hook`, such as "on_epoch_end", and makes its decisions everybody's."""
         self._is_traced |= hook == "on_train_batch_end"
-        watched = self._shares and self.loop.chief and (self._batches_matter or "batch" not in hook)
-        before = [self.loop.value(one) for one in self.loop.variables()] if watched else []
+        loop = self.loop
+        watched = self._shares and loop.chief and (self._batches_matter or "batch" not in hook)
+        before = [loop.value(one) for one in loop.variables()] if watched else []
         words = {name: place.get() for name, place in self._plain.items()} if watched else {}
         hooks = TRAIN_BATCH_HOOKS if hook in TRAIN_BATCH_HOOKS else (hook,)
         runs_own = any(is_own(callback) and overrides(callback, hooks) for callback in self.own)
-        with self.loop.metrics_at_hand() if runs_own else contextlib.nullcontext():
-            if self.loop.chief:
-                with self._answering.answers():
+        with loop.metrics_at_hand() if runs_own else contextlib.nullcontext():
+            if loop.chief:
+                methods: dict[str, object] = {name: partial(self._answer, name) for name in ANSWERED}
+                methods |= {name: partial(_refuse, name) for name in REFUSED}
+                with all_patched([(self.model, methods), (keras_variables.Variable, NUMBERS)]):
                     getattr(self._list, hook)(*arguments)
         if self._shares:
-            after = [self.loop.value(one) for one in self.loop.variables()] if before else []
-            self._obey([not _is_same(old, new) for old, new in zip(before, after, strict=True)], self._changed(words))
+            self._obey(before, self._changed(words))
+
+    def _answer(self, name: str, *arguments: object, **named: object) -> object:
+        """Answers by a copy what a callback asks of the model."""
+        if self._copy is None:
+            # A model that is made draws from the random state that training goes on with.
+            state = of_random_state()
+            try:
+                self._copy = self._make_copy()
+            finally:
+                put_back_random_state(state)
+            pairs = zip(_beside(self.model), _beside(self._copy), strict=False)
+            self._pairs = [(own, its) for own, its in pairs if own is not its and tuple(own.shape) == tuple(its.shape)]
+        for own, its in self._pairs:
+            its.assign(self.loop.value(own))
+        for value, variable in zip(self._weights(self.model), self._copy.weights, strict=True):
+            variable.assign(value)
+        answer = getattr(self._copy, name)(*arguments, **named)
+        for own, its in self._pairs:
+            # A loss may change its own, wherever it is computed.
+            if not np.array_equal(self.loop.value(own), value := keras.ops.convert_to_numpy(its)):
+                own.assign(value)
+        return answer
 
     def _changed(self, before: Mapping[str, Plain]) -> dict[str, Plain]:
         """Numbers and words that were others `before`, by their names. Raises `TrainingError` for what is none."""
@@ -162,39 +140,49 @@ class Callbacks:
                 raise TrainingError(f"{expected}, of which all processes learn", received, "making it in model.build")
         return changed
 
-    def _obey(self, changed: Sequence[bool], words: Mapping[str, Plain]) -> None:
-        rates = [optimizer._learning_rate for optimizer in self.loop.optimizers]
-        fixed = [rate for rate in rates if isinstance(rate, keras.Variable)]
-        pairs = zip(self.loop.variables() if changed else (), changed, strict=True)
-        others = [is_changed and all(variable is not rate for rate in fixed) for variable, is_changed in pairs]
-        places = [place for place, is_changed in enumerate(others) if is_changed]
-        text = json.dumps([places, words]).encode() if places or words else b""
-        numbers = [self.model.stop_training, len(text), *(_number(rate) for rate in fixed)]
-        (decided,) = self.loop.from_first([np.array(numbers, np.float64)])
-        stop, length, *learning_rates = np.asarray(decided)
+    def _obey(self, before: Sequence[np.ndarray], words: Mapping[str, Plain]) -> None:
+        loop, all_rates = self.loop, [optimizer._learning_rate for optimizer in self.loop.optimizers]
+        rates = [rate for rate in all_rates if isinstance(rate, keras.Variable)]
+        places = [
+            place for place, (variable, old) in enumerate(zip(loop.variables() if before else (), before, strict=True))
+            if not _is_same(old, loop.value(variable)) and all(variable is not rate for rate in rates)
+        ]  # fmt: skip
+        numbers = [self.model.stop_training, bool(places or words), *map(_number, rates)]
+        (decided,) = loop.from_first([np.array(numbers, np.float64)])
+        stop, more, *learning_rates = np.asarray(decided)
         self.model.stop_training = bool(stop)
-        for rate, learning_rate in zip(fixed, learning_rates, strict=True):
+        for rate, learning_rate in zip(rates, learning_rates, strict=True):
             if np.float32(learning_rate) != np.float32(_number(rate)):
                 rate.assign(learning_rate)
-        if not length:
-            return
-        places, words = json.loads(self._sent(text, int(length)))
-        variables = self.loop.variables()
-        self._send_values([variables[place] for place in places])
-        for name, value in words.items() if not self.loop.chief else ():
-            self._plain[name].put(value)
+        if more:
+            self._send(places, words)
 
-    def _send_values(self, variables: Sequence[Variable]) -> None:
-        """Gives variables the first process's values, of any type, which travel as their bytes."""
-        values = [self.loop.value(variable) for variable in variables]
-        data, start = b"".join(value.tobytes() for value in values), 0
-        data = self._sent(data, len(data))
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(np.frombuffer(data, value.dtype, value.size, start).reshape(value.shape))
-            start += value.nbytes
+    def _send(self, places: Iterable[int], words: Mapping[str, Plain]) -> None:
+        """Gives all processes the first one's variables in these places, and its numbers and words."""
+        variables, chief = self.loop.variables(), self.loop.chief
+        values = {f"{place}": self.loop.value(variables[place]) for place in places if chief}
+        state = self._on_all({"words": words}, values)
+        for place, value in state.arrays.items():
+            variables[int(place)].assign(value)
+        for name, word in state.values["words"].items() if not chief else ():
+            self._plain[name].put(word)
 
-    def _sent(self, data: bytes, size: int) -> bytes:
-        return sent(data, size, lambda words: np.asarray(self.loop.from_first([words])[0]))
+    def _on_all(self, values: dict[str, object], arrays: dict[str, np.ndarray]) -> State:
+        """Returns the first process's values and arrays, on all processes."""
+        own = State(values, arrays) if self.loop.chief else None
+        state = on_all(own, lambda numbers: np.asarray(self.loop.from_first([numbers])[0]))
+        assert state is not None, "the first process has one"
+        return state
+
+
+def _refuse(name: str, *arguments: object, **named: object) -> None:
+    instead = "a training of its own, or model.evaluate and model.predict, which are answered"
+    raise TrainingError("callbacks to leave training to the run", f"a call of model.{name} in one", instead)
+
+
+def _beside(model: keras.Model) -> list[Variable]:
+    listed = [*model.variables, *model.metrics_variables, model.optimizer]
+    return [*kept_by_metrics(model.metrics), *held([model], listed)]
 
 
 class Watched(list[keras.callbacks.Callback]):

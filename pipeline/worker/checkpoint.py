@@ -115,9 +115,8 @@ class Checkpointer:
         self.kept, self._folder, self._emit = checkpoints, checkpoints.folder, emit
         self.state, self.leave, self.about, self.share = state, leave, about or {}, share
         self.divergence_factor, self.rate_scale = divergence_factor, rate_scale
-        # What is being written, what waits, and what became of it: whether it was written.
-        self._writer, self._handed_over = ThreadPoolExecutor(1), list[tuple[State, Future[bool]]]()
-        self._late = False
+        # What is being written and what waits, and whether they were written; and whether one was late.
+        self._writer, self._handed_over, self._late = ThreadPoolExecutor(1), list[tuple[State, Future[bool]]](), False
         # How long the last one took, with what it took to gather it; and why it could not be written, told once.
         self._seconds: float | None = None
         self._problem: str | None = None
@@ -197,7 +196,6 @@ class Checkpointer:
             self._remove(name)
 
     def _write(self, state: State, gathered: float) -> bool:
-        """Writes a state and returns True; warns and returns False where that fails."""
         before, self._problem = self._problem, None
         try:
             self._seconds = self._write_one(state) + gathered
@@ -209,9 +207,8 @@ class Checkpointer:
         return self._problem is None
 
     def _write_one(self, state: State) -> float:
-        began = time.perf_counter()
+        began, archive, digest = time.perf_counter(), f"{state.name}-{uuid.uuid4().hex[:8]}.npz", hashlib.sha256()
         files.make_folder(self._folder)
-        archive, digest = f"{state.name}-{uuid.uuid4().hex[:8]}.npz", hashlib.sha256()
 
         def fill(file: IO[bytes]) -> None:
             def write(data: Any) -> int:
@@ -227,8 +224,8 @@ class Checkpointer:
             files.write(self._path(archive), fill)
             finite = all(np.isfinite(array).all() for array in weights)
             read_by = {"format": FORMAT, "archive": archive, "sha256": digest.hexdigest(), "arrays": state.kinds}
-            values = {**state.values, **read_by, "finite": finite}
-            files.write(self._path(f"{state.name}.json"), lambda file: file.write(json.dumps(values).encode()))
+            manifest = json.dumps({**state.values, **read_by, "finite": finite}).encode()
+            files.write(self._path(f"{state.name}.json"), lambda file: file.write(manifest))
         except BaseException:
             with contextlib.suppress(OSError):
                 files.remove(self._path(archive))
@@ -256,8 +253,8 @@ class Checkpointer:
     def _remove(self, name: str) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError):
             archive = self._manifest(name)["archive"]
-            files.remove(self._path(f"{name}.json"))
-            files.remove(self._path(archive))
+            for file in (f"{name}.json", archive):
+                files.remove(self._path(file))
 
     def _best_of(self, name: str) -> float | None:
         try:

@@ -1,19 +1,18 @@
 """Engines by name: TensorFlow's and JAX's are ours, packages offer others."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 from pipeline.config.offered import check_offer, load_offer
 from pipeline.record.commands import Command
-from pipeline.record.events import Event, EventBase, Failed, Warned
+from pipeline.record.events import Event, EventBase, Failed
 
 # Sends the driver an event; when, and by whom, is added on the way.
 Emit = Callable[[Event], None]
 
 
-@runtime_checkable
 class CommandHandler(Protocol):
-    """An engine of a package that carries out commands itself."""
+    """An engine in a process. Those for Keras models are a `pipeline.worker.process.WorkerProcess`."""
 
     def join(self) -> dict[str, str]:
         """Takes the process's devices, and returns, once every process has joined, the versions of what computes."""
@@ -37,21 +36,6 @@ def check_engine(name: str) -> None:
     check_offer("engines", name, "backend", ENGINES, "backend=tensorflow")
 
 
-def engine_of(name: str) -> Callable[..., Any]:
-    """Returns what makes a `CommandHandler` or a `loop.Engine` of a process of a plan; or raises `UserError`."""
+def engine_of(name: str) -> Callable[..., CommandHandler]:
+    """Returns what makes the engine in a process of a plan. Raises `UserError`."""
     return load_offer("engines", name, "backend", ENGINES, "backend=tensorflow")  # type: ignore[no-any-return]
-
-
-class Notes:
-    """Notes in the order in which they came; none are kept where another process has the way to `emit` them."""
-
-    def __init__(self, emit: Emit | None) -> None:
-        self._emit = emit
-        self.texts: list[str] = []
-
-    def add(self, text: str, warn: bool = True) -> None:
-        """Keeps a text for the result the first time that it comes, and emits it if there is cause to `warn`."""
-        if self._emit is not None and text not in self.texts:
-            self.texts.append(text)
-            if warn:
-                self._emit(Warned(text))

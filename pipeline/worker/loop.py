@@ -1,4 +1,4 @@
-"""The protocols of an engine: the loop that trains a model on its data, and what a process needs around it."""
+"""The loop of an engine, which trains a model on its data, and what all engines report of it."""
 
 import abc
 import contextlib
@@ -6,17 +6,15 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 
 from pipeline.errors import refuse
-from pipeline.record import commands, events
-from pipeline.record.findings import Check
+from pipeline.record import events
 from pipeline.worker.checkpoint import OnAll, State, grouped
-from pipeline.worker.engine import Emit, Notes
+from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BatchLayout, Position
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.variables import HELD, Variable
@@ -275,62 +273,6 @@ class TrainingLoop(abc.ABC):
     @abc.abstractmethod
     def from_first(self, values: Sequence[Any]) -> list[Any]:
         """Returns the first process's arrays on all, which call it together with equal types and shapes."""
-
-
-class Engine(Protocol):
-    """An engine in a process of a training, as far as engines differ; `pipeline.worker.process` does the rest."""
-
-    # On data and model, for the result.
-    notes: Notes
-    # A `pipeline.worker.data.loading.WholeData`.
-    _data: Any
-
-    def join(self) -> dict[str, str]:
-        """Takes the process's devices, or serves others; returns versions once every process has joined."""
-
-    def load(self, folder: str) -> events.Loaded:
-        """Makes the process's data and looks for broken examples; `folder` is the run's."""
-        return self._data.load(folder)  # type: ignore[no-any-return]
-
-    def drop(self, broken: Mapping[str, Mapping[str, list[events.Lost]]]) -> events.Loaded:
-        """Leaves out the examples that any process has found broken."""
-        return self._data.drop(broken)  # type: ignore[no-any-return]
-
-    def build(
-        self, train_counts: list[int], validation_counts: list[int], resume: Resume
-    ) -> tuple[TrainingLoop, events.Built]:
-        """Makes the model and joins it to the data, of which each shard has so many examples; training begins as
-        `resume` says of the layout of the training data and their digest.
-        """
-
-    def begin(self) -> tuple[Callable[..., Any], WeightComparison]:
-        """Seeds training; returns what makes its callbacks, and what compares weights on the way."""
-
-    def trained_model(self) -> keras.Model:
-        """The trained model, whole, to be saved."""
-
-    def write_sample(self, folder: Path) -> None:
-        """Writes text that the trained model makes, where it is a language model that is to."""
-
-    def size(self) -> events.Sized:
-        """Returns the size of the model, and of what a step of it holds."""
-
-    def check(self) -> Check:
-        """Compares what all replicas make of a few examples with what one device does."""
-
-    def profile(self, command: commands.Profile) -> events.Profiling:
-        """Times the input or the model alone."""
-        raise TrainingError("a command that this backend knows", type(command).__name__, "backend=tensorflow")
-
-    def explain(self, command: commands.Explain) -> events.Explaining:
-        """Times steps of which a part is left out, once training is over."""
-        raise TrainingError("a command that this backend knows", type(command).__name__, "backend=tensorflow")
-
-    def lost_a_peer(self, error: BaseException) -> bool:
-        """True for what is raised in a process whose peers have gone."""
-
-    def raise_cause(self, error: Exception) -> None:
-        """Raises what is broken in the data, where an error came of that."""
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pipeline.plan.plan import from_json
 from pipeline.record import events
 from pipeline.record.commands import Command, Exit
 from pipeline.record.events import EventBase
-from pipeline.worker.engine import ENGINES, CommandHandler, Emit, engine_of
+from pipeline.worker.engine import ENGINES, Emit, engine_of
 
 
 def main(
@@ -39,11 +39,6 @@ def main(
         # By which Keras, once it is imported, computes.
         os.environ["KERAS_BACKEND"] = plan.backend
     handler = engine_of(plan.backend)(plan, process, emit, asked_to_leave)
-    if not isinstance(handler, CommandHandler):
-        # It imports Keras, which takes its backend from the environment.
-        from pipeline.worker.process import WorkerProcess
-
-        handler = WorkerProcess(plan, process, handler, emit, asked_to_leave)
     try:
         versions = handler.join()
         emit(events.Joined(list(process.devices), versions))

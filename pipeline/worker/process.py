@@ -1,5 +1,6 @@
 """Carries out the commands of `pipeline.record.commands` in a process of a training, whichever engine trains."""
 
+import abc
 import contextlib
 import dataclasses
 import os
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import keras
 import msgspec
 
 from pipeline.config import targets
@@ -18,34 +20,41 @@ from pipeline.plan.division import expect_batch
 from pipeline.plan.plan import Plan, Process
 from pipeline.record import commands, events
 from pipeline.record.commands import Command
-from pipeline.record.events import Beat, CoreTime, Event, EventBase, Failed
+from pipeline.record.events import Beat, CoreTime, Event, EventBase, Failed, Warned
+from pipeline.record.findings import Check
 from pipeline.record.log import stamped
-from pipeline.worker.artifacts import save
+from pipeline.worker.artifacts import Logits, TextSample, save
 from pipeline.worker.callbacks import check
 from pipeline.worker.checkpoint import Checkpointer, OnAll, State
 from pipeline.worker.compiling import unscaled
 from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
-from pipeline.worker.loop import Call, Engine, waited
+from pipeline.worker.loop import Call, Resume, TrainingLoop, WeightComparison, waited
 from pipeline.worker.model_error import TrainingError, told
 from pipeline.worker.training import Diverged, Preempted, Training
 
 CALIBRATION_STEPS = 3
 
 
-class WorkerProcess:
-    """A process of a training: carries out commands and emits the events that answer them, whichever engine trains.
+class WorkerProcess(abc.ABC):
+    """A process of a training: carries out commands and emits the events that answer them. An engine supplies the rest.
 
     What training emits while steps are timed is held back until they are over: the driver runs on the same cores.
     """
 
-    def __init__(
-        self, plan: Plan, process: Process, engine: Engine, emit: Emit, asked_to_leave: Callable[[], bool]
-    ) -> None:
-        self._plan, self._engine, self._emit, self._asked_to_leave = plan, engine, emit, asked_to_leave
+    # A `pipeline.worker.data.loading.WholeData`, and what `_build` makes on it.
+    _data: Any
+    _loop: TrainingLoop
+    # Text to write once the model is trained, where that is a language model.
+    _sample: TextSample | None = None
+
+    def __init__(self, plan: Plan, process: Process, emit: Emit, asked_to_leave: Callable[[], bool]) -> None:
+        self._plan, self._process, self._emit, self._asked_to_leave = plan, process, emit, asked_to_leave
         self._chief = process.rank == plan.leaders[0]
         # A process that serves others, or has left, does nothing more: some of them may still need it.
         self._active = process.rank in plan.leaders
+        # On data and model, for the result.
+        self._notes: list[str] = []
         self._training: Training | None = None
         self._checkpointer: Checkpointer | None = None
         # What training has emitted while steps are timed; None while none are.
@@ -53,9 +62,47 @@ class WorkerProcess:
         # Once training is over, steps are made for the sake of timing alone, and what they change is put back.
         self._put_back, self._spare = contextlib.ExitStack(), False
 
+    @abc.abstractmethod
     def join(self) -> dict[str, str]:
-        """Takes the process's devices; returns the versions of what computes once every process has joined."""
-        return self._engine.join()
+        """Takes the process's devices, or serves others; returns versions once every process has joined."""
+
+    @abc.abstractmethod
+    def _build(self, train_counts: list[int], validation_counts: list[int], resume: Resume) -> events.Built:
+        """Makes the model and the loop over the data, of which each shard has so many examples.
+
+        Training begins as `resume` says of the layout of the training data and their digest.
+        """
+
+    @abc.abstractmethod
+    def _check(self) -> Check:
+        """Compares what all replicas make of a few examples with what one device does; changes nothing."""
+
+    @abc.abstractmethod
+    def _size(self) -> events.Sized:
+        """Returns the size of the model, and of what a step of it holds."""
+
+    def _time(self, command: commands.Profile | commands.Explain) -> events.Profiling | events.Explaining:
+        """Times the input or the model alone, or, once training is over, steps of which a part is left out."""
+        raise TrainingError("a command that this backend knows", type(command).__name__, "backend=tensorflow")
+
+    @abc.abstractmethod
+    def _begin(self) -> tuple[Callable[..., Any], WeightComparison]:
+        """Seeds training; returns what makes its callbacks, and what compares weights on the way."""
+
+    @abc.abstractmethod
+    def _trained_model(self) -> keras.Model:
+        """Returns the trained model, whole, to be saved."""
+
+    @abc.abstractmethod
+    def _logits(self) -> Logits:
+        """Returns what the trained model makes of tokens."""
+
+    @abc.abstractmethod
+    def _lost_a_peer(self, error: BaseException) -> bool:
+        """True for what is raised in a process whose peers have gone."""
+
+    def _raise_cause(self, error: Exception) -> None:  # noqa: B027 # Most errors are their own cause.
+        """Raises what is broken in the data, where an error came of that."""
 
     def obey(self, command: Command[EventBase]) -> None:
         """Carries out a command and emits the event that answers it."""
@@ -69,64 +116,69 @@ class WorkerProcess:
             # What comes after a failure goes on from the checkpoint that is being written.
             if self._checkpointer is not None:
                 self._checkpointer.wait()
-            self._engine.raise_cause(error)
+            self._raise_cause(error)
             raise
 
     def failure(self, error: BaseException) -> Failed:
         """Returns the event that reports an error."""
-        return Failed(told(error), self._engine.lost_a_peer(error), isinstance(error, Diverged))
+        return Failed(told(error), self._lost_a_peer(error), isinstance(error, Diverged))
+
+    def _note(self, text: str, warn: bool = True) -> None:
+        """Keeps a text for the result the first time that it comes, in the first process, and may emit it."""
+        if self._chief and text not in self._notes:
+            self._notes.append(text)
+            if warn:
+                self._emit(Warned(text))
 
     def _obey(self, command: Command[EventBase]) -> None:
         match command:
             case commands.Load():
-                self._emit(self._engine.load(command.folder))
+                self._emit(self._data.load(command.folder))
             case commands.Drop():
-                self._emit(self._engine.drop(command.broken))
+                self._emit(self._data.drop(command.broken))
             case commands.Build():
-                self._build(command)
+                self._emit(self._built(command))
             case commands.Check():
-                self._emit(events.Checked(self._engine.check()))
+                self._emit(events.Checked(self._check()))
             case commands.MeasureSize():
                 # An estimate is no reason to end a training.
                 try:
-                    sized = self._engine.size()
+                    sized = self._size()
                 except Exception as error:
                     traceback.print_exc()
                     sized = events.Sized(error=told(error))
                 self._emit(sized)
-            case commands.Profile():
-                self._emit(self._engine.profile(command))
+            case commands.Profile() | commands.Explain():
+                self._emit(self._time(command))
             case commands.Begin():
-                self._begin()
+                self._training = self._begun()
             case commands.Calibrate():
-                self._emit(self._calibrate(command.steps_per_call))
+                self._emit(self._calibrated(command.steps_per_call))
             case commands.Measure():
-                self._emit(self._measure(command))
+                self._emit(self._measured(command))
             case commands.Train():
                 self._train(command)
-            case commands.Explain():
-                self._emit(self._engine.explain(command))
             case commands.Leave():
                 if self._training is not None:
                     self._training.leave()
                 self._emit(events.Left())
                 self._active = False
 
-    def _build(self, command: commands.Build) -> None:
-        plan, resume, examples = self._plan, partial(self._resume, command.resume), sum(command.train_counts)
+    def _built(self, command: commands.Build) -> events.Built:
+        plan, examples = self._plan, sum(command.train_counts)
         expect_batch(examples, plan)
-        self._loop, built = self._engine.build(command.train_counts, command.validation_counts, resume)
+        resume = partial(self._resume, command.resume)
+        built = self._build(command.train_counts, command.validation_counts, resume)
         steps = self._loop.layout.steps
-        built = msgspec.structs.replace(
+        return msgspec.structs.replace(
             built,
             parameters=self._loop.model.count_params(),
             train_examples=examples,
             steps_per_epoch=steps,
             epochs=plan.training.epochs or -(-(plan.training.steps or 1) // steps),
-            data_digest=self._data["digest"],
-            notes=self._engine.notes.texts or None,
+            data_digest=self._about_data["digest"],
+            notes=self._notes or None,
         )
-        self._emit(built)
 
     def _resume(self, resume: commands.Resume | None, layout: BatchLayout, digest: str, on_all: OnAll) -> Position:
         """Sets up checkpoints, where some are written, and returns the position of the one that training resumes from.
@@ -136,7 +188,8 @@ class WorkerProcess:
         plan, train, policy = self._plan, self._plan.training, self._plan.checkpoint
         state: State | None = None
         shards = len(layout.counts)
-        self._data = {"examples": layout.examples, "shards": shards, "digest": digest, "build": plan.data.build}
+        now = {"examples": layout.examples, "shards": shards, "digest": digest, "build": plan.data.build}
+        self._about_data = now
         if policy.folder is None:
             return BEGINNING
 
@@ -151,7 +204,7 @@ class WorkerProcess:
         if resume is not None and len(plan.leaders) > 1:
             state = on_all(state)
         self._checkpointer = Checkpointer(
-            policy, self._emit, state, self._asked_to_leave, {"data": self._data, "learning_rate": train.learning_rate},
+            policy, self._emit, state, self._asked_to_leave, {"data": now, "learning_rate": train.learning_rate},
             train.divergence_factor, train.rate_scale, train.checkpoint_share,
         )  # fmt: skip
         values = {} if state is None else state.values
@@ -162,25 +215,25 @@ class WorkerProcess:
             self._emit(events.Restored(values.get("step", 0), state is not None))
         if state is None:
             return BEGINNING
-        then, now = values["data"], self._data
+        then = values["data"]
         # Otherwise another one was asked for.
         if then["build"] == now["build"]:
             # Other shards are told by their count alone.
             same_digest = then["shards"] != shards or then["digest"] == digest
             expected = f"the data that the checkpoint was trained on, {then['examples']} examples ({then['digest']})"
-            received = f"{now['examples']} ({digest}): it has changed since"
-            others = then["examples"] != now["examples"] or not same_digest
-            refuse((others, expected, received, "resume=never"), error=TrainingError)
+            received = f"{layout.examples} ({digest}): it has changed since"
+            changed = then["examples"] != layout.examples or not same_digest
+            refuse((changed, expected, received, "resume=never"), error=TrainingError)
         return Position(values["epoch"], values["examples"])
 
-    def _begin(self) -> None:
+    def _begun(self) -> Training:
         train = self._plan.training
-        hooks, same = self._engine.begin()
+        hooks, same = self._begin()
         callbacks = [targets.value(one, f"train.callbacks[{index}]") for index, one in enumerate(train.callbacks)]
         check(callbacks)
         if self._checkpointer is not None and self._chief:
             self._checkpointer.check()
-        self._training = Training(
+        return Training(
             self._loop, train.epochs, train.steps, callbacks, self._emit_later, hooks=hooks,
             checkpointer=self._checkpointer, same=same,
         )  # fmt: skip
@@ -192,7 +245,7 @@ class WorkerProcess:
         else:
             self._held.append(stamped(event, time.time()))
 
-    def _calibrate(self, steps_per_call: int | None) -> events.Calibrated:
+    def _calibrated(self, steps_per_call: int | None) -> events.Calibrated:
         loop, count = self._loop, steps_per_call or CALIBRATION_STEPS
         self._advance(1, steps_per_call or 1)
         while not loop.warm:
@@ -201,7 +254,7 @@ class WorkerProcess:
         seconds = sum(call.seconds for call in timed) * loop.concurrent_steps
         return events.Calibrated(seconds / sum(call.steps for call in timed))
 
-    def _measure(self, command: commands.Measure) -> events.Measured:
+    def _measured(self, command: commands.Measure) -> events.Measured:
         # Waits for the input and other work differ each time.
         deterministic = self._plan.training.deterministic
         held = self._held = []
@@ -249,8 +302,9 @@ class WorkerProcess:
             if self._plan.training.save:
                 for optimizer in self._loop.optimizers:
                     unscaled(optimizer)
-                self._emit(events.Saved(save(self._engine.trained_model(), folder, self._emit)))
-            self._engine.write_sample(folder)
+                self._emit(events.Saved(save(self._trained_model(), folder, self._emit)))
+            if self._sample is not None:
+                self._sample.write(self._logits(), folder, self._emit)
         self._emit(events.Finished(digests, **(self._training.result if self._chief else {})))
 
 

@@ -100,26 +100,22 @@ def digest(arrays: Iterable[np.ndarray]) -> str:
     return hashed.hexdigest()[:16]
 
 
-def sent(data: bytes, size: int, send: Send) -> bytes:
-    """Returns the first process's `size` bytes on all processes, which call this together."""
-    words = np.zeros(-(-size // 8), np.int64)
-    words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
-    for start in range(0, len(words), PIECE):
-        # Numbers without a sign of zero or a NaN of their own: what is sent is what arrives.
-        words[start : start + PIECE] = send(words[start : start + PIECE])
-    return words.view(np.uint8)[:size].tobytes()
-
-
 def on_all(state: State | None, send: Send) -> State | None:
     """Returns the first process's state on all processes, which call this together."""
     header, archive = b"", io.BytesIO()
     if state is not None:
         header = json.dumps([state.values, state.kinds]).encode()
         state.write(archive)
-    first, second = (int(size) for size in send(np.array([len(header), len(archive.getbuffer())], np.int64)))
+    own = header + archive.getvalue()
+    first, size = (int(length) for length in send(np.array([len(header), len(own)], np.int64)))
     if not first:
         return None
-    data = sent(header + archive.getvalue(), first + second, send)
+    words = np.zeros(-(-size // 8), np.int64)
+    words.view(np.uint8)[: len(own)] = np.frombuffer(own, np.uint8)
+    for start in range(0, len(words), PIECE):
+        # Numbers without a sign of zero or a NaN of their own: what is sent is what arrives.
+        words[start : start + PIECE] = send(words[start : start + PIECE])
+    data = words.view(np.uint8)[:size].tobytes()
     values, kinds = json.loads(data[:first])
     return state or State.read(values, kinds, data[first:])
 

@@ -4,6 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -51,15 +52,12 @@ class Training:
         """Trains for `epochs`, or up to `last_step`; `hooks` makes what runs the callbacks."""
         self._loop, self._emit, self._clock = loop, emit, clock
         self._must_be_finite, self._checkpointer, self._same = must_be_finite, checkpointer, same
-        self._last_step = last_step
-        self._epochs = 1 if epochs is None else epochs
+        self._last_step, self._epochs = last_step, 1 if epochs is None else epochs
         if last_step is not None:
             self._epochs = -(-last_step // loop.steps_per_epoch)
-        self._make_hooks, self._callbacks = hooks, callbacks
-        self._steps_per_call = 1
         # Steps that are still to come before whoever told it to go on has it wait again; None: all.
         self._wanted: int | None = 0
-        self._seconds, self._resumed = 0.0, 0.0
+        self._steps_per_call, self._seconds, self._resumed = 1, 0.0, 0.0
         # Steps and whole epochs done; of the epoch under way the steps, and the examples that those stand for.
         self._done, self._epoch, self._in_epoch, self._examples = 0, 0, 0, 0
         self._totals, self._cut = loop.totals(), False  # Has the last epoch been ended before its last step?
@@ -70,7 +68,7 @@ class Training:
         # What has been agreed on: to write a checkpoint as soon as no step is under way, and then to leave.
         self._saving = self._leaving = False
         self._saved_at, self._saved_when = 0, clock()
-        self._calls = self._run()
+        self._calls = self._run(partial(hooks, callbacks, loop, self._epochs, loop.steps_per_epoch))
         # epochs, loss, metrics, val_loss and val_metrics as they were after the last epoch.
         self.result: dict[str, Any] = {}
 
@@ -90,9 +88,9 @@ class Training:
         for _ in self._calls:
             pass
 
-    def _run(self) -> Iterator[Call]:
+    def _run(self, make_hooks: Callable[[], Callbacks]) -> Iterator[Call]:
         loop, clock = self._loop, self._clock
-        self._hooks = hooks = self._make_hooks(self._callbacks, loop, self._epochs, loop.steps_per_epoch)
+        self._hooks = hooks = make_hooks()
         hooks.call("on_train_begin")
         self._epoch = first = hooks.first_epoch
         self._done = self._epoch * loop.steps_per_epoch
@@ -158,24 +156,18 @@ class Training:
             call = loop.call(min(self._steps_per_call, left), wanted)
             if not call.steps:
                 return logs
-            self._check(call.losses[:, 0])
+            if self._must_be_finite:
+                self._check(call.losses[:, 0])
             self._done += call.steps
             self._in_epoch += call.steps
             self._totals.add(call.losses, call.sizes)
             metrics = loop.metrics()
             logs = self._totals.means() | metrics
             if loop.chief:
-                self._emit_and_keep(
-                    Steps(
-                        self._done,
-                        call.losses[:, 0].tolist(),
-                        epoch=self._epoch + 1,
-                        metrics={name: value for name, value in metrics.items() if name != "loss"},
-                        examples=float(call.sizes.sum()),
-                        seconds=call.seconds,
-                        learning_rate=float(keras.ops.convert_to_numpy(loop.optimizers[0].learning_rate)),
-                    )
-                )
+                others = {name: value for name, value in metrics.items() if name != "loss"}
+                rate = float(keras.ops.convert_to_numpy(loop.optimizers[0].learning_rate))
+                size, losses = float(call.sizes.sum()), call.losses[:, 0].tolist()
+                self._emit_and_keep(Steps(self._done, losses, self._epoch + 1, others, size, call.seconds, rate))
             else:
                 self._emit(Beat(step=self._done))
             hooks.call("on_train_batch_end", self._in_epoch - 1, logs)
@@ -205,14 +197,13 @@ class Training:
         return logs
 
     def _after_epoch(self, logs: Mapping[str, float]) -> None:
-        """Writes the checkpoints that come after an epoch: every so many, and where it is the best so far."""
         if (checkpointer := self._checkpointer) is None:
             return
         policy, best = checkpointer.kept, dict[str, float]()
         if policy.best is not None and self._loop.chief:
-            expected, instead = f"one of {', '.join(logs)}", f"checkpoint.keep_best={next(iter(logs), 'loss')}"
-            wrong = policy.best not in logs
-            refuse((wrong, f"checkpoint.keep_best to be {expected}", policy.best, instead), error=TrainingError)
+            expected = f"checkpoint.keep_best to be one of {', '.join(logs)}"
+            instead = f"checkpoint.keep_best={next(iter(logs), 'loss')}"
+            refuse((policy.best not in logs, expected, policy.best, instead), error=TrainingError)
             best = {policy.best: logs[policy.best]} if checkpointer.is_best(logs[policy.best]) else {}
         due = policy.every_epochs is not None and self._epoch % policy.every_epochs == 0
         # While steps are timed nothing else is done beside them.
@@ -231,9 +222,8 @@ class Training:
         requests = [float(by_time and loop.chief), float(self._checkpointer.leave())]
         if not loop.alone:
             requests = loop.added(requests)
-        by_steps = (
-            policy.every_steps is not None and self._done % policy.every_steps == 0 and self._saved_at != self._done
-        )
+        by_steps = policy.every_steps is not None and self._done % policy.every_steps == 0
+        by_steps = by_steps and self._saved_at != self._done
         self._leaving = self._leaving or requests[1] > 0
         self._saving = self._saving or requests[0] > 0 or by_steps or self._leaving
 
@@ -246,21 +236,18 @@ class Training:
         """
         assert self._checkpointer is not None
         self._saving, self._saved_at, self._saved_when = False, self._done, self._clock()
+        written: bool | None = None
         arrays = self._of_metrics() if metrics is None else metrics
         if self._loop.chief:
             state = self._state(arrays, best)
             gathered = self._clock() - self._saved_when
             written = self._checkpointer.write(state, wait=self._leaving, gathered=gathered)
-            if self._leaving:
-                self._emit(Left(self._done, written))
-        elif self._leaving:
-            self._emit(Left(self._done))
         if self._leaving:
+            self._emit(Left(self._done, written))
             raise Preempted
 
     def _state(self, metrics: Mapping[str, np.ndarray], best: Mapping[str, float] | None) -> State:
         assert self._checkpointer is not None
-        loop = self._loop
         callbacks, arrays = of_callbacks(self._hooks.own, self._others())
         values = {
             **self._checkpointer.about,
@@ -273,7 +260,7 @@ class Training:
             "first_loss": self._first_loss,
             "best": best,
             "result": self.result,
-            "stop_training": bool(loop.model.stop_training),
+            "stop_training": bool(self._loop.model.stop_training),
             "stopped_by": self._hooks.watched.stopped_by,
             "cut": self._cut,
             "rate_scale": self._checkpointer.rate_scale,
@@ -281,7 +268,7 @@ class Training:
             "chance": of_random_state(),
             "told": [to_plain(event) for event in self._recent],
         }
-        state = loop.state()
+        state = self._loop.state()
         return State(values | state.values, arrays | state.arrays | dict(metrics))
 
     def _others(self) -> list[object]:
@@ -301,10 +288,9 @@ class Training:
             return
         loop, values = self._loop, state.values
         rates = [optimizer._learning_rate for optimizer in loop.optimizers]
-        fixed = [rate for rate in rates if isinstance(rate, keras.Variable)]
-        learning_rates = [float(keras.ops.convert_to_numpy(rate)) for rate in fixed]
+        fixed = [(rate, float(keras.ops.convert_to_numpy(rate))) for rate in rates if isinstance(rate, keras.Variable)]
         loop.set_state(state)
-        for rate, value in zip(fixed, learning_rates, strict=True):
+        for rate, value in fixed:
             if values["learning_rate"] != checkpointer.about["learning_rate"]:
                 rate.assign(value)
             elif values["rate_scale"] != checkpointer.rate_scale:
@@ -326,8 +312,6 @@ class Training:
         self._cut = values.get("cut", False)
 
     def _check(self, losses: np.ndarray) -> None:
-        if not self._must_be_finite:
-            return
         self._first_loss = float(losses[0]) if self._first_loss is None else self._first_loss
         factor = math.inf if self._checkpointer is None else self._checkpointer.divergence_factor
         limit = factor * max(1.0, abs(self._first_loss))

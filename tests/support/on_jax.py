@@ -17,8 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline.models import cnn, mlp, transformer
 from pipeline.worker.artifacts import save
-from pipeline.worker.jax import build, compiled
 from pipeline.worker.jax import data as reading
+from pipeline.worker.jax import engine, step
 from pipeline.worker.jax.data import DeviceData
 from pipeline.worker.jax.devices import BATCH as OVER
 from pipeline.worker.jax.devices import MODEL, derived_layout, seed_all, written_layout
@@ -126,7 +126,7 @@ def loop_over(make, arrays, shape, validates=False, change=lambda model: None, a
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     change(model)
-    build._expect_loss(model, arrays)
+    engine.expect_loss(model, arrays)
     layout = BatchLayout(BATCH, replicas, 0, replicas, (len(arrays[1]),))
     cut = derived_layout(model, parts) if parts > 1 else {}
     train, validation = (DeviceData(arrays, layout, shuffle, 5) for shuffle in (True, False))
@@ -180,8 +180,8 @@ def refused(model, mesh):
     grouped, x = in_groups(), examples("cnn")[0]
     for shape in ((1, 2), (2, 1), (2, 2)):
         try:
-            build.expect_no_groups(model, mesh_of(shape), x)
-            build.expect_no_groups(grouped, mesh_of(shape), x)
+            engine.expect_no_groups(model, mesh_of(shape), x)
+            engine.expect_no_groups(grouped, mesh_of(shape), x)
         except ValueError as error:
             said.append(f"{shape}: {error}")
     return said
@@ -227,7 +227,7 @@ def forgetting(name, forgets):
     tokens = np.random.default_rng(7).integers(0, 64, (64, 33), dtype=np.int32)
     loop = loop_over(
         lambda: transformer(dropout=0.3 * (name == "dropped"), **sizes), (tokens[:, :-1], tokens[:, 1:]),
-        MESHES[name], change=build.forget if forgets else lambda model: None,
+        MESHES[name], change=engine.forget if forgets else lambda model: None,
     )  # fmt: skip
     losses = loop.call(4).losses[:, 0].tolist()
     (program,) = loop._train._compiled.values()
@@ -270,11 +270,11 @@ def many_steps(steps=1500, width=784, batch=128):
     weights = jax.device_put(np.eye(width, batch, dtype=np.float32), NamedSharding(mesh, PartitionSpec()))
     data = jax.device_put(np.full((batch, width), 0.1, np.float32), NamedSharding(mesh, PartitionSpec(OVER)))
 
-    def step(state, data):
+    def descend(state, data):
         loss, gradient = jax.value_and_grad(lambda weights: jnp.mean(jnp.tanh(data @ weights) ** 2))(state[0])
         return (state[0] - 0.1 * gradient,), loss
 
-    call = compiled.CompiledSteps(step, mesh, (weights,), data, in_epoch=steps, alike=True)
+    call = step.CompiledSteps(descend, mesh, (weights,), data, in_epoch=steps, alike=True)
     state, losses = (weights,), []
     for _ in range(steps):
         state, of_call = call(state, reading.ReadBlock(data, 1, batch, stacked=False), 0, 1)
@@ -307,7 +307,7 @@ def all_trained():
     ):
         for mesh in meshes:
             # As on a GPU, where convolutions too are in a loop.
-            with mock.patch.object(compiled, "on_cpu", lambda _, looped=mesh == "looped": not looped):
+            with mock.patch.object(step, "on_cpu", lambda _, looped=mesh == "looped": not looped):
                 key = f"{name} {mesh}{' dropped' * bool(dropout)}"
                 found[key] = trained(name, MESHES[mesh], dropout, mesh == "stepped")
     return found

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest.mock import Mock
 
 import beside
@@ -290,14 +290,15 @@ def checkpointer(folder: Path | str, told: Told, **kept: Any) -> Checkpointer:
     return Checkpointer(Checkpoints(folder=str(folder), **kept), told)
 
 
-def test_of_two_folders_the_later_checkpoint_counts(tmp_path):
+def test_of_two_folders_the_later_checkpoint_counts(tmp_path, monkeypatch):
     for name, step in (("now", 3), ("before", 5)):
         values = {"loss": None, "first_loss": None, "examples": 8 * step, "data": {"shards": 1, "build": "another"}}
         assert checkpointer(tmp_path / name, Told()).write(small(step, **values), wait=True)
     plan = planning.make(config(), machine())
     plan = with_(plan, "checkpoint", folder=str(tmp_path / "now"), before=str(tmp_path / "before"))
     told, layout = Told(), BatchLayout(8, 1, 0, 1, (EXAMPLES,))
-    process: Any = WorkerProcess(plan, plan.processes[0], cast("Any", None), told, bool)
+    monkeypatch.setattr(WorkerProcess, "__abstractmethods__", frozenset())
+    process: Any = WorkerProcess(plan, plan.processes[0], told, bool)
     assert process._resume("last", layout, "", lambda state: state) == Position(0, 40)
     assert [event["step"] for event in told.of("restored")] == [5]
 

@@ -173,12 +173,12 @@ COMPILES = """
 import json, os, sys
 from pathlib import Path
 import jax
-from pipeline.worker.jax import compiled
+from pipeline.worker.jax import step
 for line in sys.stdin:
     folder, factor, most = json.loads(line)
     if not os.fork():
-        compiled.MOST_BYTES = most
-        compiled.keep(Path(folder))
+        step.MOST_BYTES = most
+        step.keep(Path(folder))
         print(jax.jit(lambda x: x * factor)(2.0), flush=True)
         os._exit(0)
     os.wait()

@@ -1,7 +1,6 @@
 """Epochs as Keras's `fit` has them: passes over the data, validation every so often, its logs, and its callbacks."""
 
 import contextlib
-import json
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -265,7 +264,7 @@ class KerasHooks(Callbacks):
         super().call(hook, *arguments)
         if hook == "on_train_begin" and self._shares:
             # `BackupAndRestore` has read them in the first process alone.
-            self._send_values(self.loop.variables())
+            self._send(range(len(self.loop.variables())), {})
             self.model._initial_epoch = int(self.from_first(self.model._initial_epoch or 0)) or None
         # Where a callback has restored a training, the epoch after it.
         self.first_epoch = self.model._initial_epoch or self._initial_epoch
@@ -279,13 +278,10 @@ class KerasHooks(Callbacks):
         recorded = self.model.history
         if self.loop.alone:
             return recorded
-        record = b""
-        if self.loop.chief:
-            values = [recorded.epoch, recorded.history]
-            record = json.dumps(values, default=lambda value: np.asarray(value).tolist()).encode()
-        text = self._sent(record, int(self.from_first(len(record))))
+        plain = {name: [np.asarray(one).tolist() for one in values] for name, values in recorded.history.items()}
+        of_first = self._on_all({"epoch": recorded.epoch, "history": plain}, {}).values
         if not self.loop.chief:
-            recorded.epoch, recorded.history = json.loads(text)
+            recorded.epoch, recorded.history = of_first["epoch"], of_first["history"]
         return recorded
 
 

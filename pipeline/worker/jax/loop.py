@@ -16,7 +16,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
 from pipeline.worker.jax import bucket, step
-from pipeline.worker.jax.compiled import CompiledSteps
 from pipeline.worker.jax.data import DeviceData, Reader, of_batch
 from pipeline.worker.jax.devices import Axes, shardings
 from pipeline.worker.layout import BEGINNING, Position
@@ -68,7 +67,7 @@ class JaxLoop(TrainingLoop):
                     ctypes.CDLL(None).malloc_trim(0)
         made_of = partial(bucket.made_of, mesh, add=add) if bucket.fits(model, self.groups, mesh) else step.made_of
         self._train = self._steps(partial(step.train, made_of=made_of), train)
-        self._validate: CompiledSteps | None = None
+        self._validate: step.CompiledSteps | None = None
         self._results = step.results(model)
         self._reader = Reader(train, mesh, self._train.room, position)
 
@@ -163,14 +162,14 @@ class JaxLoop(TrainingLoop):
         rows = [row for row in self.mesh.devices if row[0].process_index == jax.process_index()]
         return [digest(whole(variable.value, set(row)) for variable in self.groups[0]) for row in rows]
 
-    def _steps(self, step_function: Callable[..., tuple[step.State, Any]], data: DeviceData) -> CompiledSteps:
+    def _steps(self, step_function: Callable[..., tuple[step.State, Any]], data: DeviceData) -> step.CompiledSteps:
         step_of = partial(step_function, self.model, self.groups)
-        return CompiledSteps(
+        return step.CompiledSteps(
             step_of, self.mesh, self.values(), of_batch(data, data.layout.global_batch), data.layout.steps, self._alike
         )
 
     def _through(
-        self, function: CompiledSteps, reader: Reader, count: int
+        self, function: step.CompiledSteps, reader: Reader, count: int
     ) -> tuple[np.ndarray, np.ndarray, float, float]:
         """Returns (losses [steps], examples [steps], seconds of reading, seconds of compiling) of `count` steps."""
         state, losses, sizes = self.values(), list[list[Any]](), list[np.ndarray]()

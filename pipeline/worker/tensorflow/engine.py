@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import keras
@@ -16,21 +15,22 @@ import tensorflow as tf
 
 from pipeline.config import targets
 from pipeline.plan.division import left_out
-from pipeline.plan.plan import BUILDER, Plan, Process
+from pipeline.plan.plan import BUILDER, Process
 from pipeline.record import commands, events
 from pipeline.record.events import Beat, Warned
 from pipeline.record.findings import Check
 from pipeline.worker import variables
-from pipeline.worker.artifacts import TextSample, sample_of
+from pipeline.worker.artifacts import Logits, sample_of
 from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.collective import Collective, Pausable, collective_of
 from pipeline.worker.data import batches, inspection
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batch, Batches, Reading, Shape
 from pipeline.worker.data.source import source
-from pipeline.worker.engine import Emit, Notes
+from pipeline.worker.engine import Emit
 from pipeline.worker.layout import Position, ReplicaPlace
-from pipeline.worker.loop import Call, Engine, Resume, WeightComparison, versions
+from pipeline.worker.loop import Call, Resume, WeightComparison, versions
+from pipeline.worker.process import WorkerProcess
 from pipeline.worker.state import on_all
 from pipeline.worker.tensorflow import build, custom_steps, devices, placement, static, step, tables
 from pipeline.worker.tensorflow import size as of_model
@@ -50,44 +50,41 @@ CALLS = 20
 Make: TypeAlias = Callable[[tf.distribute.Strategy], keras.Model]
 
 
-class TensorFlowEngine(Engine):
+class TensorFlowEngine(WorkerProcess):
     """TensorFlow in a process that trains by `tf.distribute`, or serves others."""
 
-    def __init__(self, plan: Plan, process: Process, emit: Emit, asked_to_leave: Callable[[], bool]) -> None:
-        self._plan, self._process, self._emit = plan, process, emit
-        self._place = ReplicaPlace(process.replicas[0] if process.replicas else 0, len(process.replicas), plan.workers)
-        self.notes = Notes(emit if process.rank == plan.leaders[0] else None)
-        self._data = ProcessData(plan, process, emit)
-        # Kept for the process's life, as a loop's iterators are.
-        self._server: object = None
-        self._profile: Profiler | None = None
-        self._ablation: _Ablation | None = None
-        self._sample: TextSample | None = None
-        # Makes the same model again, under another strategy.
-        self._make: Make = keras.Model
+    _data: ProcessData
+    _loop: Loop
+    # Kept for the process's life, as a loop's iterators are.
+    _server: object = None
+    _profile: Profiler | None = None
+    _ablation: "_Ablation | None" = None
+    # Makes the same model again, under another strategy.
+    _make: Make
 
     def join(self) -> dict[str, str]:
-        """Takes the process's devices; returns versions once every process has joined."""
+        """Takes the process's devices, or serves others; returns versions once every process has joined."""
         plan, process = self._plan, self._process
+        self._data = ProcessData(plan, process, self._emit)
+        self._place = ReplicaPlace(next(iter(process.replicas), 0), len(process.replicas), plan.workers)
         devices.prepare_devices(plan, process)
         if process.rank in plan.leaders:
             self._strategy = devices.make_strategy(plan, process, self._emit)
             collective: Collective[Addend] = collective_of(plan, process, self._strategy)
             if note := getattr(collective, "note", ""):
-                self.notes.add(note)
+                self._note(note)
             self._collective = Pausable(collective)
         else:
             self._server = devices.start_server(plan, process, self._emit)
         return versions("tensorflow")
 
-    def build(self, train_counts: list[int], validation_counts: list[int], resume: Resume) -> tuple[Loop, events.Built]:
-        """Makes the model under the strategy, and the loop that trains it from where `resume` says."""
+    def _build(self, train_counts: list[int], validation_counts: list[int], resume: Resume) -> events.Built:
         plan, train = self._plan, self._data.parts["train"]
         if plan.strategy.static_batches:
             left_out(sum(train_counts), plan.workers, plan.training.global_batch)
         sample = batches.spec(train)
         x, _, _ = keras.utils.unpack_x_y_sample_weight(sample)
-        classes = self._data.known_classes(self._strategy, self._collective, sample, self.notes)
+        classes = self._data.known_classes(self._strategy, self._collective, sample, self._note)
         shape = tf.nest.map_structure(lambda leaf: tuple(leaf.shape[1:]), x)
         self._make = partial(self._model, sample=sample, shape=shape, classes=classes)
         model = self._build_under_strategy(sample)
@@ -107,16 +104,16 @@ class TensorFlowEngine(Engine):
         of_xla: dict[str, Any] = {}
         if plan.training.xla is not None and not plan.strategy.static_batches and self._process.role != BUILDER:
             note, of_xla = settle(self._loop, self._data.anew()[0], plan.training.xla)
-            self.notes.add(note, warn=False)
+            self._note(note, warn=False)
         whole = self._data.whole["validation"] or self._data.whole["train"]
         self._sample = sample_of(
             plan, model, getattr(whole, "class_names", None), lambda: inspection.examples_of(whole, 0, 1, classes),
-            self.notes.add,
+            self._note,
         )  # fmt: skip
         if (placed := placement.of(model)) is not None:
             note = placement.checked(model, placed, self._loop.graph(), self._data.folder)
-            self.notes.add(note, warn=False)
-        return self._loop, events.Built(
+            self._note(note, warn=False)
+        return events.Built(
             state_bytes=variables.state_bytes(model, step.optimizers(model)),
             normalizations=sum(layer.synchronized for layer in normalization.layers(model)),
             input_shape=shape,
@@ -133,14 +130,14 @@ class TensorFlowEngine(Engine):
             default = tf.distribute.get_strategy()
             bits = plan.training.gradient_bits
             note = static.check_model(make(default), sample, plan.training.replica_batch, bits)
-            self.notes.add(note, warn=False)
+            self._note(note, warn=False)
             # The model that trains has the names and the initial weights that it has without the check.
             keras.utils.clear_session()
             devices.set_policy(plan)
         if not plan.strategy.asynchronous:
             built = make(self._strategy)
             if plan.strategy.static_batches and (text := static.updated_otherwise(built)) is not None:
-                self.notes.add(text)
+                self._note(text)
             return built
         with tables.on_servers(len(plan.ranks("parameter server")), plan.strategy.min_shard_bytes):
             built = make(self._strategy)
@@ -157,7 +154,7 @@ class TensorFlowEngine(Engine):
             return asynchronous
         if held_out and (own := custom_steps.of(model)) is not None and own.test is None:
             held_out = []
-            self.notes.add(not_validated(model, own, plan.checkpoint.best))
+            self._note(not_validated(model, own, plan.checkpoint.best))
         chief, alone = self._process.rank == 0, len(plan.leaders) == 1
         return Loop(
             model, strategy, data, held_out, bits, chief, alone, position, self._collective, plan.training.gather
@@ -178,7 +175,7 @@ class TensorFlowEngine(Engine):
                 targets.value(plan.training.metrics, "train.metrics"),
                 plan.training.rate_scale,
                 self._collective if under is self._strategy else None,
-                self.notes.add,
+                self._note,
                 plan.training.gather,
                 plan.training.batch_statistics,
                 isinstance(self._data.parts["train"], tuple),
@@ -193,14 +190,12 @@ class TensorFlowEngine(Engine):
             build.forget(built)
         return built
 
-    def check(self) -> Check:
-        """Compares all replicas with one device; nothing that training goes on with is changed."""
+    def _check(self) -> Check:
         if self._plan.strategy.static_batches:
             return Check("not made", unsaid="steps with static shapes are compiled alone")
         return check(self._loop, self._collective, self._place, self._data.sample)
 
-    def size(self) -> events.Sized:
-        """Returns the size of the model, and of what a step of it holds."""
+    def _size(self) -> events.Sized:
         loop, builds = self._loop, self._process.role == BUILDER
         if not builds and len(loop.model.trainable_variables) > MOST_TRACED_AGAIN:
             return events.Sized(error="a deep model takes long to be traced once more for it")
@@ -208,14 +203,15 @@ class TensorFlowEngine(Engine):
         size = of_model.of(loop, forgetful=builds and not self._plan.training.remat)
         return events.Sized(dataclasses.replace(size, layers=layers))
 
-    def profile(self, command: commands.Profile) -> events.Profiling:
-        """Times the input or the model, on data that training does not read."""
-        if self._profile is None:
-            self._profile = profiler(self._loop, *self._data.anew())
-        return self._profile.timed(command)
+    def _time(self, command: commands.Profile | commands.Explain) -> events.Profiling | events.Explaining:
+        if isinstance(command, commands.Profile):
+            # On data that training does not read.
+            self._profile = self._profile or profiler(self._loop, *self._data.anew())
+            return self._profile.timed(command)
+        self._ablation = self._ablation or _Ablation(self._loop, self._make, self._process, self._emit)
+        return self._ablation.timed(command)
 
-    def begin(self) -> tuple[Callable[..., Callbacks], WeightComparison]:
-        """Seeds training; returns what makes its callbacks, and what compares weights on the way."""
+    def _begin(self) -> tuple[Callable[..., Callbacks], WeightComparison]:
         plan, where = self._plan, self._place
         seed(self._loop, plan.training.seed)
         hooks = partial(Callbacks, plain=partial(self._make, tf.distribute.get_strategy()), weights=tables.weights)
@@ -229,27 +225,18 @@ class TensorFlowEngine(Engine):
         same = WeightComparison(every, lambda: replica_digests(self._loop.model.weights), gather, plan.collective)
         return hooks, same
 
-    def trained_model(self) -> keras.Model:
-        """The trained model; without parameter servers where it has tables on them."""
+    def _trained_model(self) -> keras.Model:
+        # Without parameter servers where it has tables on them.
         return tables.whole(self._loop.model, partial(self._make, tf.distribute.get_strategy()))
 
-    def write_sample(self, folder: Path) -> None:
-        """Writes text that the trained model makes, where it is a language model that is to."""
-        if self._sample is not None:
-            # Outside the strategy, by this process alone.
-            logits = tf.function(partial(self._loop.model, training=False), reduce_retracing=True)
-            self._sample.write(lambda tokens: logits(tf.constant(tokens)), folder, self._emit)
+    def _logits(self) -> Logits:
+        # Outside the strategy, by this process alone.
+        logits = tf.function(partial(self._loop.model, training=False), reduce_retracing=True)
+        return lambda tokens: logits(tf.constant(tokens))
 
-    def explain(self, command: commands.Explain) -> events.Explaining:
-        """Times steps of which a part is left out, once training is over."""
-        if self._ablation is None:
-            self._ablation = _Ablation(self._loop, self._make, self._process, self._emit)
-        return self._ablation.timed(command)
+    _lost_a_peer = staticmethod(lost_a_peer)
 
-    lost_a_peer = staticmethod(lost_a_peer)
-
-    def raise_cause(self, error: Exception) -> None:
-        """Raises what is broken in the data, where an error came of that."""
+    def _raise_cause(self, error: Exception) -> None:
         if isinstance(error, inspection.UNREADABLE):
             self._data.name_broken(error)
 

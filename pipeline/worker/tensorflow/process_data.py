@@ -23,7 +23,7 @@ from pipeline.worker import labels
 from pipeline.worker.collective import Collective
 from pipeline.worker.data import batches, cache, conversion, inspection, loading
 from pipeline.worker.data.reading import Batch, Part
-from pipeline.worker.engine import Emit, Notes
+from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BatchLayout, ReplicaPlace
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.state import digest
@@ -152,7 +152,11 @@ class ProcessData(loading.WholeData):
         return targets.asks_for(self._plan.data.build, "data.build", "shard")
 
     def known_classes(
-        self, strategy: tf.distribute.Strategy, collective: Collective[Addend], sample: Batch, notes: Notes
+        self,
+        strategy: tf.distribute.Strategy,
+        collective: Collective[Addend],
+        sample: Batch,
+        note: Callable[[str], object],
     ) -> int | None:
         """The number of classes, as it was said or counted over all processes, which call this together.
 
@@ -176,7 +180,7 @@ class ProcessData(loading.WholeData):
         # From labels, all of which are at hand.
         are_counted = plan.data.num_classes is None and not self.has_shards()
         if are_counted and isinstance(train, tuple) and (gap := labels.far_from_dense(np.asarray(train[1]))):
-            notes.add(gap)
+            note(gap)
         return classes
 
     def check_labels(self, model: keras.Model, sample: Batch, classes: int | None) -> int | None:
