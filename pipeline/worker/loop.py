@@ -135,6 +135,8 @@ class TrainingLoop(abc.ABC):
     # Steps under way whose results are still to come, workers that step beside each other, and whether all have begun.
     pending, concurrent_steps, warm = 0, 1, True
     outputs: tuple[str, ...] = ()
+    # True if there is data to `evaluate`, around which others are to call the hooks.
+    validates: bool
     # Those that update the weights, the first of which is reported on.
     optimizers: tuple[keras.optimizers.Optimizer, ...]
 
@@ -150,11 +152,6 @@ class TrainingLoop(abc.ABC):
     @abc.abstractmethod
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before, of `wanted` in all."""
-
-    @property
-    @abc.abstractmethod
-    def validates(self) -> bool:
-        """True if there is data to `evaluate`, around which others are to call the hooks."""
 
     def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
         """Returns loss and metrics over the whole validation part; nothing where there is none."""

@@ -15,7 +15,7 @@ import tensorflow as tf
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Leaf, leaves
 from pipeline.worker.data import loading
-from pipeline.worker.data.loading import NAMES, SEVERAL, Where
+from pipeline.worker.data.loading import NAMES, SEVERAL
 from pipeline.worker.data.reading import Batch, FitData, Part, Spec
 
 # What makes batches of examples, and what hands on the elements that it is given, one for one or fewer.
@@ -28,14 +28,10 @@ HANDING_ON = (
 
 
 def part(value: object, name: str) -> Part | None:
-    """A part, "training" or "validation", as it is trained on: arrays, nested as they came, or what makes examples.
-
-    Raises `DataError`.
-    """
-    if value is None or isinstance(value, Examples):
-        return value
+    """A part as it is trained on: arrays, nested as they came, or what makes examples. Raises `DataError`."""
     if isinstance(value, tf.data.Dataset):
         _check_set(value, name)
+    if value is None or isinstance(value, Examples | tf.data.Dataset):
         return value
     if isinstance(value, Iterator):
         received = f"a {type(value).__name__}, which ends once it is read"
@@ -52,11 +48,12 @@ def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tupl
     # What makes batches.
     if not (isinstance(x, kinds) or hasattr(x, "__array__") or hasattr(x, "tocsr")):
         return x, y, sample_weight
-    structures, arrays = list[Any](), list[Any]()
-    for values, path in zip((x, y, sample_weight), NAMES, strict=True):
-        where = Where(path, name)
-        structures.append(None if values is None else loading.without_lists(values, where))
-        arrays.append(None if values is None else loading.arrays(structures[-1], where))
+    named = list(zip((x, y, sample_weight), NAMES, strict=True))
+    structures: list[Any] = [loading.without_lists(values, path, name) for values, path in named]
+    arrays = [
+        None if values is None else loading.arrays(values, path, name)
+        for values, path in zip(structures, NAMES, strict=True)
+    ]
     loading.check_lengths(arrays, name)
 
     def for_text(leaf: object, array: np.ndarray) -> object:
@@ -126,7 +123,7 @@ def _written(spec: Spec) -> str:
     texts = []
     for path, part in zip(NAMES, spec if isinstance(spec, tuple) else (spec,), strict=False):
         shapes = [leaf.shape for leaf in tf.nest.flatten(part)]
-        of_each = ["an unknown rank" if shape.rank is None else str(shape.as_list()) for shape in shapes]
+        of_each = ("an unknown rank" if shape.rank is None else str(shape.as_list()) for shape in shapes)
         texts.append(f"{path} of {', '.join(of_each)}")
     return " and ".join(texts)
 
@@ -150,11 +147,8 @@ def weighed(part: Part, class_weight: Mapping[int, float]) -> Part:
     # What comes last of what makes them; records are parsed.
     last = next(name for name in ("augment", "decode", "parse") if getattr(part, name) is not None)
     make: Callable[..., Batch] = getattr(part, last)
-
-    def made(*arguments: Batch) -> Batch:
-        return _weighed(make(*arguments), class_weight, batched=last == "parse")
-
-    return dataclasses.replace(part, spec=spec, **{last: made})  # type: ignore[arg-type] # one that makes
+    made = {last: lambda *arguments: _weighed(make(*arguments), class_weight, batched=last == "parse")}
+    return dataclasses.replace(part, spec=spec, **made)  # type: ignore[arg-type] # one that makes
 
 
 def _weighed(

@@ -4,7 +4,7 @@ Other kinds and shapes are refused in words.
 """
 
 import abc
-import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -39,8 +39,7 @@ class WholeData(abc.ABC):
     def __init__(self, plan: Plan, process: Process, emit: Emit) -> None:
         self._plan, self._process, self._emit = plan, process, emit
         # Of each of SPLITS, None for one that is not there: as they were made, and what this process reads.
-        self.whole: dict[str, Any] = {}
-        self.parts: dict[str, Any] = {}
+        self.whole, self.parts = dict[str, Any](), dict[str, Any]()
         # Among the processes that have data; and the run's folder.
         self._number, self.folder = 0, Path()
 
@@ -107,14 +106,13 @@ def broken(part: object, classes: int | None, number: int, of: int, thorough: bo
 
 
 def _flaws(part: object, classes: int | None) -> tuple[str, ...]:
-    """Returns what is wrong with a training part as a whole, in words that follow "There are"."""
+    # In words that follow "There are".
     if isinstance(part, Examples):
         return part.flaws
     if classes is None or not _is_arrays(part) or not are_labels(part[1]):
         return ()
-    present = set(np.unique(np.asarray(part[1])).tolist())
-    empty = [label for label in range(classes) if label not in present]
-    named = first_of([str(label) for label in empty], between=", ", last=" and")
+    empty = np.setdiff1d(np.arange(classes), np.asarray(part[1])).tolist()
+    named = first_of(list(map(str, empty)), between=", ", last=" and")
     return (f"no training examples of class {named}",) if empty else ()
 
 
@@ -125,9 +123,9 @@ def refuse(broken_ones: Sequence[Broken], complaints: Sequence[str], also: str =
         named = first_of([f"{flaw.name} {flaw.why}" for flaw in broken_ones])
         instead = f"{also}data.on_error=skip, which trains on the others, or putting the data right"
         raise TrainingError("examples that can be trained on", f"{lost} that cannot: {named}", instead)
-    if complaints:
+    for complaint in complaints:
         instead = "data.on_error=skip, which trains nevertheless, or putting the data right"
-        raise TrainingError("complete data", complaints[0], instead)
+        raise TrainingError("complete data", complaint, instead)
 
 
 def num_classes(part: object) -> int | None:
@@ -143,21 +141,6 @@ def num_classes(part: object) -> int | None:
 
 def _is_arrays(part: object) -> TypeGuard[tuple[Any, ...]]:
     return isinstance(part, tuple) and len(part) > 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Where:
-    """An array of a part, as a message names it: `x`, `y["size"]`, ...; and which part it is."""
-
-    path: str
-    part: str
-
-    def __str__(self) -> str:
-        return f"{self.path} of the {self.part} data"
-
-    def inside(self, key: object) -> "Where":
-        """Returns where a part of it is."""
-        return dataclasses.replace(self, path=f"{self.path}[{key!r}]")
 
 
 def both(parts: Iterable[object]) -> tuple[object, object]:
@@ -180,57 +163,53 @@ def both(parts: Iterable[object]) -> tuple[object, object]:
 
 def part(value: object, name: str) -> tuple[Nested[np.ndarray], ...]:
     """A part, "training" or "validation", as arrays, nested as it came, lists too. Raises `DataError`."""
-    arrays_or_lists = tuple(value) if isinstance(value, list | tuple) else (value,)
+    components = tuple(value) if isinstance(value, list | tuple) else (value,)
     # (x, y, None) is (x, y).
-    while arrays_or_lists and arrays_or_lists[-1] is None:
-        arrays_or_lists = arrays_or_lists[:-1]
-    absent = [path for path, values in zip(NAMES, arrays_or_lists, strict=False) if values is None]
-    if not 1 <= len(arrays_or_lists) <= len(NAMES) or absent:
-        received = f"{absent[0]} of None" if absent else f"{len(arrays_or_lists)} of them"
+    while components and components[-1] is None:
+        components = components[:-1]
+    absent = [path for path, values in zip(NAMES, components, strict=False) if values is None]
+    if not 1 <= len(components) <= len(NAMES) or absent:
+        received = f"{absent[0]} of None" if absent else f"{len(components) or 'none'}{' of them' * bool(components)}"
         instead = "zeros as y" if absent == ["y"] else SEVERAL
-        expected = f"{name} data as (x, y) or (x, y, sample_weight)"
-        raise DataError(expected, received if arrays_or_lists else "none", instead)
-    of_part = tuple(
-        arrays(without_lists(values, Where(path, name)), Where(path, name))
-        for path, values in zip(NAMES, arrays_or_lists, strict=False)
-    )
+        raise DataError(f"{name} data as (x, y) or (x, y, sample_weight)", received, instead)
+    named = zip(NAMES, components, strict=False)
+    of_part = tuple(arrays(without_lists(values, path, name), path, name) for path, values in named)
     check_lengths(of_part, name)
     return of_part
 
 
-def without_lists(values: object, where: Where) -> object:
-    """The same structure, with an array in place of each list of numbers, and a tuple in place of any other list."""
+def without_lists(values: object, path: str, name: str) -> object:
+    """The same structure, with an array in place of each list of numbers, and a tuple in place of any other list.
+
+    A message calls it by its `path`, x, y["size"] or the like, and the `name` of its part.
+    """
     if isinstance(values, Mapping):
-        return {key: without_lists(inner, where.inside(key)) for key, inner in values.items()}
+        return {key: without_lists(inner, f"{path}[{key!r}]", name) for key, inner in values.items()}
     if not isinstance(values, list | tuple):
         return values
     if not is_one_array(values):
-        return tuple(without_lists(inner, where.inside(place)) for place, inner in enumerate(values))
+        return tuple(without_lists(inner, f"{path}[{place}]", name) for place, inner in enumerate(values))
+    where = f"{path} of the {name} data"
     try:
         array = np.asarray(values)
     except ValueError as error:
         raise DataError(f"rows of one length in {where}", "a list of others", f"{PAD}") from error
     # As Keras does with Python's floats.
-    return floats(array, keras.config.floatx(), str(where)) if array.dtype == np.float64 else array
+    return floats(array, keras.config.floatx(), where) if array.dtype == np.float64 else array
 
 
-def arrays(values: object, where: Where) -> Nested[np.ndarray]:
-    """The same structure, with arrays in place of what is like one. Raises `DataError`."""
+def arrays(values: object, path: str, name: str) -> Nested[np.ndarray]:
+    """The same structure, with arrays in place of what is like one: numbers, or text for x. Raises `DataError`."""
     if isinstance(values, Mapping):
-        return {key: arrays(inner, where.inside(key)) for key, inner in values.items()}
+        return {key: arrays(inner, f"{path}[{key!r}]", name) for key, inner in values.items()}
     if isinstance(values, tuple):
-        return tuple(arrays(inner, where.inside(place)) for place, inner in enumerate(values))
-    return _array(values, where)
-
-
-def _array(values: object, where: Where) -> np.ndarray:
-    """An array of numbers, or of text for x, with the examples along its first axis."""
-    kind = type(values).__name__
+        return tuple(arrays(inner, f"{path}[{place}]", name) for place, inner in enumerate(values))
+    kind, where = type(values).__name__, f"{path} of the {name} data"
     if kind in DENSE or hasattr(values, "tocsr"):
         raise DataError("dense arrays", f"{kind} as {where}", DENSE.get(kind, ".toarray()"))
     if values is None:
         raise DataError(f"an array as {where}", "None", "leaving it out, or zeros in its place")
-    refuse_masked(values, str(where))
+    refuse_masked(values, where)
     array = np.asarray(values)
     if array.dtype.kind == "O":
         array = _of_objects(array, values, where)
@@ -238,13 +217,13 @@ def _array(values: object, where: Where) -> np.ndarray:
         raise DataError(f"an array as {where}", _short(values), "numpy.array, with one row an example")
     if array.dtype.char in NO_NUMBERS:
         raise DataError(f"numbers as {where}", array.dtype, ".astype('float32'), or whatever stands for it")
-    if array.dtype.kind in "US" and where.path.split("[")[0] != "x":
+    if array.dtype.kind in "US" and path.split("[")[0] != "x":
         instead = "numpy.unique(y, return_inverse=True)[1], which numbers classes from 0"
         raise DataError(f"numbers as {where}", f"text, such as {_texts(array.flat[:1])[0]!r}", instead)
     return array
 
 
-def _of_objects(array: np.ndarray, values: object, where: Where) -> np.ndarray:
+def _of_objects(array: np.ndarray, values: object, where: str) -> np.ndarray:
     """Text as text, that of TensorFlow's too; anything else that NumPy keeps as Python objects is refused."""
     if array.ndim and array.size and all(isinstance(value, str | bytes) for value in array.flat):
         return np.array(_texts(array.flat)).reshape(array.shape)
@@ -252,12 +231,9 @@ def _of_objects(array: np.ndarray, values: object, where: Where) -> np.ndarray:
         instead = "numpy.array, or tf.data.Dataset.from_generator"
         raise DataError(f"arrays or a tf.data.Dataset as {where}", _short(values), instead)
     shapes = {np.shape(value) for value in array.flat}
-    if shapes == {()}:
-        how = ".astype('float32')"
-    else:
-        how = "numpy.stack, which makes one array of all" if len(shapes) == 1 else PAD
+    how = ".astype('float32')" if shapes == {()} else "numpy.stack, which makes one array of all"
     kinds = ", ".join(sorted({type(value).__name__ for value in array.flat}))
-    raise DataError(f"numbers as {where}", f"an array of objects ({kinds})", f"{how}")
+    raise DataError(f"numbers as {where}", f"an array of objects ({kinds})", how if len(shapes) == 1 else PAD)
 
 
 def _texts(values: Iterable[str | bytes]) -> list[str]:
@@ -267,19 +243,15 @@ def _texts(values: Iterable[str | bytes]) -> list[str]:
 def check_lengths(of_part: Sequence[Nested[np.ndarray] | None], name: str) -> None:
     """Refuses arrays of several lengths. Raises `DataError`."""
     named = {path: values for path, values in zip(NAMES, of_part, strict=False) if values is not None}
-    lengths = {path: {len(leaf) for leaf in leaves(values)} for path, values in named.items()}
-    if len(set[int]().union(*lengths.values())) <= 1:
+    lengths = {path: sorted({len(leaf) for leaf in leaves(values)}) for path, values in named.items()}
+    if len(every := set(itertools.chain(*lengths.values()))) <= 1:
         return
-    x, y = named["x"], lengths.get("y", set())
-    if isinstance(x, tuple) and y == {len(x)}:
+    x = named["x"]
+    if isinstance(x, tuple) and lengths.get("y") == [len(x)]:
         received = f"a list of {len(x)} arrays, which stands for as many inputs"
         raise DataError(f"x of the {name} data to be one array of {len(x)} examples", received, "numpy.stack(x)")
-    counts = ", ".join(
-        f"{' and '.join(f'{length:,}' for length in sorted(lengths_here))} in {path}"
-        for path, lengths_here in lengths.items()
-    )
-    least = min(set[int]().union(*lengths.values()))
-    instead = f"looking for those that are missing, or cutting all to {least:,}"
+    counts = ", ".join(f"{' and '.join(f'{size:,}' for size in sizes)} in {path}" for path, sizes in lengths.items())
+    instead = f"looking for those that are missing, or cutting all to {min(every):,}"
     raise DataError(f"as many examples in each array of the {name} data", counts, instead)
 
 

@@ -133,11 +133,6 @@ class KerasLoop(Loop):
                 self._passes.skip()
         return result
 
-    @property
-    def validates(self) -> bool:
-        """Never: `evaluate` calls the hooks itself, those of batches too."""
-        return False
-
     def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
         """Loss and metrics over the validation data, where this epoch, whose steps are made, is due for it."""
         if not self.model.stop_training:

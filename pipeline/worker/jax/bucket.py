@@ -104,7 +104,6 @@ def fits(model: keras.Model, variables: step.Variables, mesh: Mesh) -> bool:
 
 
 def _is_of_examples(layer: Any) -> bool:
-    """True if a layer, or a model of layers, makes of an example what it would make of it alone."""
     if isinstance(layer, keras.Model):
         inner = layer.layers if isinstance(layer, keras.Sequential) else getattr(layer, "operations", [None])
         return type(layer).__module__.startswith("keras.") and all(map(_is_of_examples, inner))
@@ -118,7 +117,7 @@ def _is_of_examples(layer: Any) -> bool:
 
 
 def _is_mean(model: keras.Model) -> bool:
-    """True if a model's loss is the mean over the examples, none of which has a weight."""
+    # Over the examples, none of which has a weight.
     losses_of_model = model._compile_loss and model._compile_loss._flat_losses
     if not losses_of_model or len(losses_of_model) > 1 or len(model.outputs) > 1 or len(model.outputs[0].shape) < 2:
         return False
@@ -199,11 +198,10 @@ def of_plan(plan: Plan, process: Process) -> Add:
     client, calls = distributed.global_state.client, itertools.count()
 
     def tell_all(text: str) -> list[str]:
-        call = next(calls)
+        call, patience_ms = next(calls), int(1000 * plan.launch.startup_timeout)
         # Of no length a value is none.
         client.key_value_set(f"{TARGET}/{call}/{number}", f"{text}\n")
         keys = [f"{TARGET}/{call}/{other}" for other in range(count)]
-        patience_ms = int(1000 * plan.launch.startup_timeout)
         return [client.blocking_key_value_get(key, patience_ms).removesuffix("\n") for key in keys]
 
     return adding(join(number, range(count), tell_all, 0 if plan.hardware.oversubscribed else LOOKS_SECONDS))

@@ -50,8 +50,7 @@ class DeviceData:
     def steps(self, position: Position = BEGINNING) -> Iterator[np.ndarray]:
         """The rows of each step's global batch, int64 [examples], from the position on, epoch after epoch."""
         position = self.layout.settled(position)
-        batch, first = self.layout.global_batch, position.examples
-        examples = self.layout.examples
+        batch, examples, first = self.layout.global_batch, self.layout.examples, position.examples
         many = max(1, DRAWN_AT_ONCE // max(1, examples))
         epochs = (range(start, start + many) for start in itertools.count(position.epoch, many))
         drawn = itertools.chain.from_iterable(orders(examples, self.seed, some) for some in epochs)
@@ -106,12 +105,9 @@ class Reader:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _blocks(self) -> Iterator[ReadBlock]:
-        steps = self._data.steps(self._position)
-        if self._once:
-            steps = itertools.islice(steps, self._data.layout.steps)
-        whole = self._data.layout.global_batch
-        for size, alike in itertools.groupby(steps, len):
-            room = self._room if size == whole else None
+        layout, steps = self._data.layout, self._data.steps(self._position)
+        for size, alike in itertools.groupby(itertools.islice(steps, layout.steps) if self._once else steps, len):
+            room = self._room if size == layout.global_batch else None
             while chosen := list(itertools.islice(alike, room or 1)):
                 yield self._block_of(chosen, size, room)
 
@@ -141,19 +137,16 @@ class Reader:
 
 def of_batch(data: DeviceData, examples: int, sharding: NamedSharding | None = None) -> Any:
     """The shapes of a batch of so many examples on the devices, in the types that JAX makes of theirs."""
-
-    def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        return jax.ShapeDtypeStruct((examples, *leaf.shape[1:]), dtype, sharding=sharding)
-
-    return keras.tree.map_structure(shape, data.arrays)
+    return keras.tree.map_structure(
+        lambda leaf: jax.ShapeDtypeStruct(
+            (examples, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype), sharding=sharding
+        ),
+        data.arrays,
+    )
 
 
 class ProcessData(loading.WholeData):
     """The data of a process, which reads everything, rid of what is broken."""
-
-    num_classes: int | None = None
-    class_names: tuple[str, ...] | None = None
 
     def made(self) -> tuple[Any, Any]:
         """Makes (training, validation) data that are read without TensorFlow."""
@@ -162,18 +155,16 @@ class ProcessData(loading.WholeData):
 
     def counted(self, all_whole: bool) -> tuple[dict[str, bool], dict[str, int]]:
         """(whether others read something else, examples here) of each part."""
-        counts = {name: 0 if part is None else _count(part) for name, part in self.whole.items()}
-        return dict.fromkeys(counts, False), counts
+        return dict.fromkeys(self.whole, False), {name: _count(part) for name, part in self.whole.items()}
 
     def finish(self) -> None:
         """Reads what is still in files, and weighs examples by their class, once all know what is broken."""
         train = self.whole["train"]
-        self.class_names = getattr(train, "class_names", None)
+        self.class_names: tuple[str, ...] | None = getattr(train, "class_names", None)
         self.parts = {name: None if part is None else _arrays(part) for name, part in self.whole.items()}
         for name, arrays in self.parts.items():
-            for leaf in leaves(arrays or ()):
-                if isinstance(leaf, np.ndarray):
-                    _check_range(leaf, PARTS[name])
+            for leaf in filter(lambda leaf: isinstance(leaf, np.ndarray), leaves(arrays or ())):
+                _check_range(leaf, PARTS[name])
         counted = loading.num_classes(train) or loading.num_classes(self.train)
         self.num_classes = self._plan.data.num_classes or counted
         if (class_weight := self._plan.training.class_weight) is not None:
@@ -212,11 +203,12 @@ def _known(part: Any, name: str) -> Any:
 
 
 def _count(part: Any) -> int:
+    if part is None:
+        return 0
     return part.count if isinstance(part, Examples) else len(leaves(part)[0])
 
 
 def _arrays(part: Any) -> Arrays:
-    """A part as arrays; prepared examples are read from their files, in their order."""
     if not isinstance(part, Examples):
         return part  # type: ignore[no-any-return]
     if not part.in_files:
@@ -235,9 +227,9 @@ def _arrays(part: Any) -> Arrays:
                     received = f"record {frame.number}, which {frame.broken}"
                     instead = "data.on_error=skip, or preparing the data anew"
                     raise TrainingError(f"records that can be read in {segment.path}", received, instead)
-                values_of_record = records.parsed(frame.data)
+                record = records.parsed(frame.data)
                 for name, leaf in spec.items():
-                    own = values_of_record[name]
+                    own = record[name]
                     in_bytes = bool(own) and isinstance(own[0], bytes)
                     array = np.frombuffer(own[0], leaf.dtype) if in_bytes else np.array(own, leaf.dtype)
                     values[name].append(array.reshape(leaf.shape))
@@ -270,9 +262,7 @@ def _weighed(arrays: Arrays, class_weight: Mapping[int, float]) -> Arrays:
 
 
 # Philox of four 32-bit words and ten rounds (Salmon et al., 2011).
-_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-_WEYL = 0x9E3779B9, 0xBB67AE85
-_ROUNDS = 10
+_MULTIPLIERS, _WEYL, _ROUNDS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85), 10
 # The key that scrambles a stateless seed (tensorflow/core/kernels/stateless_random_ops.cc).
 _SCRAMBLING = (0x3EC8F720, 0x02461E29)
 _WORD = 0xFFFFFFFF
@@ -300,11 +290,7 @@ def orders(examples: int, seed: int, epochs: Sequence[int]) -> Iterator[np.ndarr
 
 
 def swapped(others: np.ndarray) -> np.ndarray:
-    """The numbers from 0 on, int64, after each place in turn has swapped its own with that of a place at or after it.
-
-    >>> swapped(np.array([2, 2, 2])).tolist()
-    [2, 0, 1]
-    """
+    """The numbers from 0 on, int64, after each place in turn has swapped its own with that of one at or after it."""
     places = np.arange(len(others))
     # At its turn a place has what the place that swapped with it last had at its own turn.
     moved, had = np.flatnonzero(others > places), places.copy()
@@ -321,8 +307,7 @@ def swapped(others: np.ndarray) -> np.ndarray:
 
 def _philox(counter: tuple[Any, ...], key: tuple[Any, ...]) -> tuple[Any, ...]:
     """Four random words below 2**32 of a counter's four, or uint64 arrays of such, as the counter's first is."""
-    first, second, third, fourth = counter
-    low, high = key
+    (first, second, third, fourth), (low, high) = counter, key
     for _ in range(_ROUNDS):
         one, other = first * _MULTIPLIERS[0], third * _MULTIPLIERS[1]
         first, second, third, fourth = other >> 32 ^ second ^ low, other & _WORD, one >> 32 ^ fourth ^ high, one & _WORD

@@ -53,12 +53,9 @@ class JaxLoop(TrainingLoop):
         beside = held([model, model.optimizer], [*listed, *model.variables])
         self._beside = [*kept_by_metrics(model.metrics), *beside]
         self.groups = step.variables_of(model, beside)
-        # The shardings of all of them.
-        self.places: step.State = tuple(  # type: ignore[assignment]
-            [self._place(variable) for variable in group] for group in self.groups
-        )
-        # The arrays that are this loop's own, and that a step may take over.
-        self._own: dict[int, Any] = {}
+        # The shardings of all of them; and the arrays that are this loop's own, and that a step may take over.
+        first, second, third, fourth = ([self._place(variable) for variable in group] for group in self.groups)
+        self.places, self._own = (first, second, third, fourth), dict[int, Any]()
         for variable in self.variables():
             # Without a copy where it is there already; what copies have left glibc keeps for others, if that is there.
             self._assign(variable, step.over(variable.value, self._place(variable)))
@@ -70,23 +67,16 @@ class JaxLoop(TrainingLoop):
         self._validate: step.CompiledSteps | None = None
         self._results = step.results(model)
         self._reader = Reader(train, mesh, self._train.room, position)
+        self.validates = validation is not None and bool(validation.layout.examples)
 
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before."""
-        built = len(self.groups[0])
-        if not self._train.compiling and (now := len(self.model.trainable_variables)) != built:
+        now, built = len(self.model.trainable_variables), len(self.groups[0])
+        if not self._train.compiling and now != built:
             expected = "callbacks to leave what is trained as it was built under backend=jax"
             received = f"a model of {now} trainable variables that was built with {built}"
             raise TrainingError(expected, received, "layer.trainable=False in model.build")
-        began = time.perf_counter()
-        losses, sizes, waited, compiling = self._through(self._train, self._reader, count)
-        seconds = time.perf_counter() - began - compiling
-        return Call(losses[:, None], sizes, seconds, np.full(len(sizes), waited / len(sizes)))
-
-    @property
-    def validates(self) -> bool:
-        """True if there is data to `evaluate`."""
-        return self.validation_data is not None and bool(self.validation_data.layout.examples)
+        return self._through(self._train, self._reader, count)
 
     def _validation_calls(self, steps_per_call: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         data = self.validation_data
@@ -95,8 +85,8 @@ class JaxLoop(TrainingLoop):
             self._validate = self._steps(step.validate, data)
         with contextlib.closing(Reader(data, self.mesh, self._validate.room, once=True)) as reader:
             for done in range(0, data.layout.steps, steps_per_call):
-                losses, sizes, *_ = self._through(self._validate, reader, min(steps_per_call, data.layout.steps - done))
-                yield losses[:, None], sizes
+                call = self._through(self._validate, reader, min(steps_per_call, data.layout.steps - done))
+                yield call.losses, call.sizes
 
     def _metric_results(self) -> dict[str, Any]:
         return self._results([variable.value for variable in self.groups[3]])
@@ -147,8 +137,8 @@ class JaxLoop(TrainingLoop):
 
     def held_bytes(self) -> int:
         """Bytes of weights and of the optimizer's state that a device holds."""
-        arrays = [variable.value for group in self.groups[:3] for variable in group]
-        return sum(array.addressable_shards[0].data.nbytes for array in arrays)
+        variables = itertools.chain(*self.groups[:3])
+        return sum(variable.value.addressable_shards[0].data.nbytes for variable in variables)
 
     def whole_model(self) -> keras.Model:
         """The model with its variables whole on one device of this process, to be saved; training is over."""
@@ -168,12 +158,9 @@ class JaxLoop(TrainingLoop):
             step_of, self.mesh, self.values(), of_batch(data, data.layout.global_batch), data.layout.steps, self._alike
         )
 
-    def _through(
-        self, function: step.CompiledSteps, reader: Reader, count: int
-    ) -> tuple[np.ndarray, np.ndarray, float, float]:
-        """Returns (losses [steps], examples [steps], seconds of reading, seconds of compiling) of `count` steps."""
+    def _through(self, function: step.CompiledSteps, reader: Reader, count: int) -> Call:
+        began, waited, compiling = time.perf_counter(), reader.waited, function.compiling
         state, losses, sizes = self.values(), list[list[Any]](), list[np.ndarray]()
-        waited, compiling = reader.waited, function.compiling
         for block, first, steps in reader.take(count):
             state, of_block = function(state, block, first, steps)
             losses.append(of_block)
@@ -184,7 +171,9 @@ class JaxLoop(TrainingLoop):
             np.concatenate([np.atleast_1d(loss).astype(np.float32) for loss in of_block])[: len(of_steps)]
             for of_block, of_steps in zip(jax.device_get(losses), sizes, strict=True)
         ]
-        return np.concatenate(values), np.concatenate(sizes), reader.waited - waited, function.compiling - compiling
+        seconds = time.perf_counter() - began - (function.compiling - compiling)
+        waits = np.full(count, (reader.waited - waited) / count)
+        return Call(np.concatenate(values)[:, None], np.concatenate(sizes), seconds, waits)
 
     def values(self) -> step.State:
         """The values of all variables, where the compiled functions take them."""

@@ -85,6 +85,7 @@ class Loop(TrainingLoop):
         self._counted_beside = [one for one in itertools.compress(beside, apart) if isinstance(one, keras.Variable)]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
         self._held_out = [(one, self._validation_function(one.layout)) for one in validation if one.layout.examples]
+        self.validates = bool(self._held_out)
         self._results = tf.function(self.results_now, autograph=False)
         self._sums = tf.function(lambda: [tf.convert_to_tensor(one.value) for one in self.counting()], autograph=False)
         # Kept for the process's life: tf.data's tuner holds up the end of an iterator for up to a minute.
@@ -121,11 +122,6 @@ class Loop(TrainingLoop):
         self.xla, self.compiled_anew = xla, partial(self.compiled_anew, xla=xla)
         self._train = self.compiled_anew()
         return self._train
-
-    @property
-    def validates(self) -> bool:
-        """True if there is data to `evaluate`."""
-        return bool(self._held_out)
 
     def evaluate(self, steps_per_call: int, emit: Emit) -> dict[str, float]:
         """Loss and metrics over the whole validation part; empty where there is none."""
