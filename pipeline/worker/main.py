@@ -42,8 +42,9 @@ def main(
     try:
         versions = handler.join()
         emit(events.Joined(list(process.devices), versions))
-        if rank == min(other.rank for other in plan.processes if other.host == process.host):
-            _sample_system(plan.measurement.system_metrics_seconds, process.host, emit)
+        seconds, host = plan.measurement.system_metrics_seconds, process.host
+        if seconds > 0 and rank == min(other.rank for other in plan.processes if other.host == host):
+            threading.Thread(target=_sample_system, args=(seconds, host, emit), daemon=True).start()
         while not isinstance(command := take(), Exit):
             handler.obey(command)
     except BaseException as error:
@@ -55,24 +56,18 @@ def main(
 
 
 def _sample_system(seconds: float, host: int, emit: Emit) -> None:
-    if seconds <= 0:
-        return
     import psutil
 
     psutil.cpu_percent()
-
-    def sample() -> None:
-        while True:
-            time.sleep(seconds)
-            memory, network = psutil.virtual_memory(), psutil.net_io_counters()
-            values = {
-                "cpu_utilization_percentage": psutil.cpu_percent(),
-                "system_memory_usage_gib": memory.used / 2**30,
-                "system_memory_usage_percentage": memory.percent,
-                "network_receive_gib": network.bytes_recv / 2**30,
-                "network_transmit_gib": network.bytes_sent / 2**30,
-            }
-            with suppress(OSError):
-                emit(events.System(f"host{host}", values))
-
-    threading.Thread(target=sample, daemon=True).start()
+    while True:
+        time.sleep(seconds)
+        memory, network = psutil.virtual_memory(), psutil.net_io_counters()
+        values = {
+            "cpu_utilization_percentage": psutil.cpu_percent(),
+            "system_memory_usage_gib": memory.used / 2**30,
+            "system_memory_usage_percentage": memory.percent,
+            "network_receive_gib": network.bytes_recv / 2**30,
+            "network_transmit_gib": network.bytes_sent / 2**30,
+        }
+        with suppress(OSError):
+            emit(events.System(f"host{host}", values))

@@ -159,17 +159,10 @@ def _train(
 
 
 def _sees_every_batch(callback: keras.callbacks.Callback) -> bool:
-    """True if something in it would be wrong if several batches went by in one call.
-
-    >>> _sees_every_batch(keras.callbacks.ModelCheckpoint("best.keras"))
-    False
-    >>> _sees_every_batch(keras.callbacks.ModelCheckpoint("best.keras", save_freq=10))
-    True
-    """
+    # Something in it would be wrong if several batches went by in one call.
     if is_own(callback):
         return overrides(callback, TRAIN_BATCH_HOOKS + TEST_BATCH_HOOKS)
-    frequency = getattr(callback, "save_freq", getattr(callback, "update_freq", "epoch"))
-    return frequency != "epoch"
+    return getattr(callback, "save_freq", getattr(callback, "update_freq", "epoch")) != "epoch"  # type: ignore[no-any-return]
 
 
 def _checked(
@@ -183,10 +176,10 @@ def _checked(
          "KERAS_BACKEND=tensorflow, or python -m pipeline with backend=jax"),
         (not isinstance(model, keras.Model), "a keras.Model", kind, "keras.Sequential([...])"),
     )  # fmt: skip
-    for name in filter(functools.partial(reduction.is_own, model), ("train_step", "test_step")):
-        raise UserError(f"a model without a {name} of its own", f"{kind}, which has one", own)
-    if not model.compiled or model.optimizer is None:
-        raise UserError("a compiled model", "one that is not", "model.compile(optimizer, loss) first")
+    for name in ("train_step", "test_step"):
+        refuse((reduction.is_own(model, name), f"a model without a {name} of its own", f"{kind}, which has one", own))
+    unready = not model.compiled or model.optimizer is None
+    refuse((unready, "a compiled model", "one that is not", "model.compile(optimizer, loss) first"))
     strategy = named or model.distribute_strategy
     _check_made_under(strategy, [*model.variables, *model.optimizer.variables])
     # Here a strategy is told from another, and nowhere else.
@@ -219,12 +212,11 @@ def _held_out(
         return None
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     x, y, sample_weight = conversion.for_keras(x, y, sample_weight, "validation")
-    if isinstance(x, tf.data.Dataset):
-        return passes.passes(where, x, y, sample_weight, batch_size=batch_size, steps=steps)
-    batch_size = batch_size or train_batch_size
+    is_set = isinstance(x, tf.data.Dataset)
+    batch_size = batch_size if is_set else batch_size or train_batch_size
     leaves = [leaf for leaf in keras.tree.flatten((x, y, sample_weight)) if leaf is not None]
     sliced = all(array_slicing.can_slice_array(leaf) and hasattr(leaf, "shape") for leaf in leaves)
-    if steps is not None and batch_size is not None and sliced:
+    if steps is not None and batch_size is not None and sliced and not is_set:
         # What so many steps see.
         x, y, sample_weight = keras.tree.map_structure(
             lambda leaf: None if leaf is None else leaf[: batch_size * steps], (x, y, sample_weight), none_is_leaf=True

@@ -68,18 +68,13 @@ class KerasLoop(Loop):
         self._training, self._seen, self._fed = None, 0, False
         train.reset()
         try:
-            with self.ready(train):
-                yield
+            yield
         finally:
             self._training = None
             for data in filter(None, (train, validation)):
                 data.close()
             # Not to hold the data for as long as the model lives.
             self.train_data = self.layout = self._passes = self._validated = None  # type: ignore[assignment]
-
-    def ready(self, train: Passes) -> contextlib.AbstractContextManager[None]:
-        """Inside, it can train on `train`; what that takes is let go of before the passes end."""
-        return contextlib.nullcontext()
 
     @property
     def step_by_step(self) -> bool:
@@ -210,14 +205,15 @@ class AsyncKerasLoop(AsyncLoop, KerasLoop):
     """A loop as Keras's `fit` has it, on the coordinator, which hands out the steps of each pass over the data."""
 
     @contextlib.contextmanager
-    def ready(self, train: Passes) -> Iterator[None]:
+    def over(self, train: Passes, *others: Any) -> Iterator[None]:
         """Inside, workers train on `train` asynchronously."""
-        workers = int(self.strategy._num_workers)
-        self.feed(train.source(workers), workers)
-        try:
-            yield
-        finally:
-            self.let_go()
+        with super().over(train, *others):
+            workers = int(self.strategy._num_workers)
+            self.feed(train.source(workers), workers)
+            try:
+                yield
+            finally:
+                self.let_go()
 
     def call(self, count: int, wanted: int = 0) -> Call:
         """The results of the next call that a worker has made; see `AsyncLoop.call`."""
@@ -298,12 +294,13 @@ def copied(model: keras.Model, batch: Batch) -> keras.Model:
         received = f"{type(model).__name__}, which it cannot ({reasons[1].splitlines()[0]})"
         instead = "get_config and from_config in its class, or to evaluate after fit"
         raise TrainingError("a model that Keras can copy, for callbacks that evaluate or predict", received, instead)
-    config = model._compile_config.config
-
-    def fresh(metric: object) -> object:
-        return type(metric).from_config(metric.get_config()) if isinstance(metric, keras.metrics.Metric) else metric
-
-    metrics = {name: keras.tree.map_structure(fresh, config[name]) for name in ("metrics", "weighted_metrics")}
+    config, kind = model._compile_config.config, keras.metrics.Metric
+    metrics = {
+        name: keras.tree.map_structure(
+            lambda one: type(one).from_config(one.get_config()) if isinstance(one, kind) else one, config[name]
+        )
+        for name in ("metrics", "weighted_metrics")
+    }
     copy.compile("sgd", config["loss"], config["loss_weights"], **metrics)
     copy._symbolic_build(data_batch=batch)
     return copy

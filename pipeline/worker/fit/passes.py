@@ -4,7 +4,6 @@ An element of a batched data set is a global batch, as in Keras, which all proce
 trains its even share.
 """
 
-import abc
 import sys
 from typing import Any
 
@@ -43,29 +42,45 @@ def place(strategy: tf.distribute.Strategy) -> ReplicaPlace:
     return ReplicaPlace(min(local), len(local), strategy.num_replicas_in_sync)
 
 
-class Passes(abc.ABC):
-    """Global batches in passes: after the last of a pass, the next one begins with the first.
+class Passes:
+    """Global batches in passes: of a data set of such, and of what Keras makes one of, generators and PyDatasets.
 
-    `steps` of one are None where it is `endless` or only reading tells. An epoch may be a part of a pass, as in Keras.
+    After the last of a pass, the next one begins with the first. `steps` of one are None where it is `endless` or only
+    reading tells. An epoch may be a part of a pass, as in Keras.
     """
 
-    steps: int | None
-    # Batches of the pass that began last, which may be fewer.
-    length: int | None
-    # True if processes, each of which has its own, may find passes of several lengths.
-    varies: bool = False
-    endless: bool = False
     examples: int | None = None
-    always_fed: bool
     # Batches may differ in size, and be of any; see `BatchLayout`.
     last = "short"
     global_batch: int | None = None
-    # A batch in shape and type, for building a model.
-    spec: Nested[keras.KerasTensor]
     # Where they are arrays: of all examples.
     labels: Batch | None = None
-    # Keras's, which is told of epochs.
-    adapter: Any
+
+    def __init__(
+        self, adapter: Any, data: tf.data.Dataset, steps: int | None, endless: bool, where: ReplicaPlace
+    ) -> None:
+        """`adapter` is Keras's, which is told of epochs."""
+        options, specs = data.options(), tf.nest.flatten(data.element_spec)
+        wrong = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank]
+        instead = "dataset.batch, and tf.ensure_shape, .to_tensor() or tf.sparse.to_dense in dataset.map"
+        refuse((wrong, "batches of dense tensors whose rank is known", next(iter(wrong), None), instead))
+        fixed = [spec.shape[0] for spec in specs]
+        self.adapter, self._data, self.steps, self.endless = adapter, data, steps, endless
+        # Batches of the pass that began last; and if processes, each of which has its own, may find others.
+        self.length, self.varies = steps, hasattr(adapter, "py_dataset")
+        self.always_fed = where.replicas == 1 or all(size is not None and size >= where.replicas for size in fixed)
+        # A batch in shape and type, for building a model.
+        self.spec = _symbols(data.element_spec)
+        # Each element is the global batch, read by every process: TensorFlow's auto-sharding by data.
+        own = where.processes > 1 and options.experimental_distribute.auto_shard_policy in (OFF, FILE)
+        shares = _own(data, where, fixed[0]) if own else _shared(data, where.first, where.local, where.replicas)
+        if options.autotune.enabled is None:
+            # Unless asked for: the tuner's thread holds up the end of an iterator, which is each epoch's, for seconds.
+            untuned = tf.data.Options()
+            untuned.autotune.enabled = False
+            shares = shares.with_options(untuned)
+        # A PyDataset, whose hooks may change what is read, is read ahead as far as Keras reads it.
+        self._shares = shares if self.varies else shares.prefetch(2)
 
     @property
     def one_by_one(self) -> bool:
@@ -77,17 +92,32 @@ class Passes(abc.ABC):
         """Itself: it has what `Loop` needs of a layout."""
         return self
 
-    @abc.abstractmethod
     def sample(self, first: int, count: int) -> Batch:
         """Examples `first` to `first + count`, or as many made up where reading would leave a trace."""
+        return inspection.examples_of(self._data.unbatch(), first, count, None)
 
-    @abc.abstractmethod
     def begin(self) -> Batches:
         """Another pass: (examples, batches) of each step, as `Data.stream` has them."""
+        if self.steps is not None:
+            now = self.adapter.num_batches
+            self.length = self.steps if now is None else min(self.steps, now)
+        return iter(self._shares)
 
-    @abc.abstractmethod
     def source(self, workers: int) -> Source:
         """Returns where asynchronous `workers` take their batches from."""
+        few = self.one_by_one or (self.steps is not None and self.steps < workers)
+        expected = f"data of a known number of batches, {workers} or more for as many workers"
+        refuse((few, expected, "an unknown number" if self.one_by_one else self.steps, OF_A_LENGTH))
+        graph, spec = source.graph(self._data), self._data.element_spec
+
+        def made() -> tf.data.Dataset:
+            worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+            batches = source.from_graph(graph, spec)
+            # Each worker reads its own share of the batches, round and round.
+            own = batches.shard(workers, tf.cast(worker, tf.int64))
+            return own.repeat().prefetch(2) if workers > 1 else batches.repeat()
+
+        return Source(made, source.numbers(), lambda source, rows, start, stop: next(source))
 
     def reset(self) -> None:
         """Says that epochs will follow: Keras counts the batches of a pass, and tells of an epoch that has ended."""
@@ -99,8 +129,9 @@ class Passes(abc.ABC):
         if (readers := getattr(self.adapter, "enqueuer", None)) is not None:
             readers.stop()
 
-    def skip(self) -> None:  # noqa: B027 # Arrays have an order by the number of each pass.
+    def skip(self) -> None:
         """Leaves out one order of a shuffle: after a whole pass Keras makes an iterator that nobody reads."""
+        iter(self._shares)
 
 
 def passes(
@@ -144,7 +175,7 @@ def passes(
         (steps_known is None and steps is None and where.processes > 1,
          f"data whose number of batches is known beforehand for {together}", f"{kind} of unknown length", OF_A_LENGTH),
     )  # fmt: skip
-    return _Batches(adapter, data, steps_known, endless, where)
+    return Passes(adapter, data, steps_known, endless, where)
 
 
 class _Arrays(Passes):
@@ -154,92 +185,36 @@ class _Arrays(Passes):
         part = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
         part = keras.tree.lists_to_tuples(part)
         others = tf.RaggedTensor | tf.SparseTensor | array_slicing.TensorflowSparseWrapper
-        leaves = keras.tree.flatten(part)
-        wrong = [leaf for leaf in leaves if not hasattr(leaf, "dtype") or isinstance(leaf, others)]
-        if wrong:
-            raise UserError("dense arrays", type(wrong[0]).__name__, ".toarray(), .to_tensor() or tf.sparse.to_dense")
+        for leaf in keras.tree.flatten(part):
+            wrong = not hasattr(leaf, "dtype") or isinstance(leaf, others)
+            refuse((wrong, "dense arrays", type(leaf).__name__, ".toarray(), .to_tensor() or tf.sparse.to_dense"))
         with tf.device("CPU:0"):
             self._part = tf.nest.map_structure(tf.convert_to_tensor, part)
         self.adapter, self.steps, self.length = adapter, adapter.num_batches, adapter.num_batches
-        self.examples = adapter._num_samples
+        self.varies, self.endless, self.examples = False, False, adapter._num_samples
         refuse((not self.examples, "examples", "arrays of none", "looking at the shapes of x and y"))
         self.labels = keras.utils.unpack_x_y_sample_weight(self._part)[1]
         layout = BatchLayout(adapter.batch_size, where.replicas, where.first, where.local, (self.examples,))
         self._data, self.always_fed = Data(self._part, layout, bool(shuffle), seed), layout.always_fed
-        self.spec = _symbols(self._part)
-        self._endless: Batches | None = None
+        self.spec, self._stream = _symbols(self._part), None
 
     def sample(self, first: int, count: int) -> Batch:
         return inspection.examples_of(self._part, first, count, None)
 
     def begin(self) -> Batches:
-        if self._endless is None:
-            self._endless = iter(self._data.stream())
-        return self._endless
+        self._stream = self._stream or iter(self._data.stream())
+        return self._stream
 
     def source(self, workers: int) -> Source:
         return source.source(self._data, [self._part], workers)
 
-
-class _Batches(Passes):
-    """A data set of global batches, and what Keras makes one of: generators and `keras.utils.PyDataset`."""
-
-    def __init__(
-        self, adapter: Any, data: tf.data.Dataset, steps: int | None, endless: bool, where: ReplicaPlace
-    ) -> None:
-        options, specs = data.options(), tf.nest.flatten(data.element_spec)
-        wrong = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank]
-        instead = "dataset.batch, and tf.ensure_shape, .to_tensor() or tf.sparse.to_dense in dataset.map"
-        refuse((wrong, "batches of dense tensors whose rank is known", next(iter(wrong), None), instead))
-        fixed = [spec.shape[0] for spec in specs]
-        self.adapter, self._data, self.steps, self.endless = adapter, data, steps, endless
-        self.length, self.varies = steps, hasattr(adapter, "py_dataset")
-        self.always_fed = where.replicas == 1 or all(size is not None and size >= where.replicas for size in fixed)
-        self.spec = _symbols(data.element_spec)
-        if where.processes > 1 and options.experimental_distribute.auto_shard_policy in (OFF, FILE):
-            shares = _own(data, where, fixed[0])
-        else:
-            # Each element is the global batch, read by every process: TensorFlow's auto-sharding by data.
-            shares = _shared(data, where.first, where.local, where.replicas)
-        if options.autotune.enabled is None:
-            # Unless asked for: the tuner's thread holds up the end of an iterator, which is each epoch's, for seconds.
-            untuned = tf.data.Options()
-            untuned.autotune.enabled = False
-            shares = shares.with_options(untuned)
-        # A PyDataset, whose hooks may change what is read, is read ahead as far as Keras reads it.
-        self._shares = shares if self.varies else shares.prefetch(2)
-
-    def sample(self, first: int, count: int) -> Batch:
-        return inspection.examples_of(self._data.unbatch(), first, count, None)
-
-    def begin(self) -> Batches:
-        if self.steps is not None:
-            now = self.adapter.num_batches
-            self.length = self.steps if now is None else min(self.steps, now)
-        return iter(self._shares)
-
-    def source(self, workers: int) -> Source:
-        few = self.one_by_one or (self.steps is not None and self.steps < workers)
-        expected = f"data of a known number of batches, {workers} or more for as many workers"
-        refuse((few, expected, "an unknown number" if self.one_by_one else self.steps, OF_A_LENGTH))
-        graph, spec = source.graph(self._data), self._data.element_spec
-
-        def made() -> tf.data.Dataset:
-            worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-            batches = source.from_graph(graph, spec)
-            # Each worker reads its own share of the batches, round and round.
-            own = batches.shard(workers, tf.cast(worker, tf.int64))
-            return own.repeat().prefetch(2) if workers > 1 else batches.repeat()
-
-        return Source(made, source.numbers(), lambda source, rows, start, stop: next(source))
-
     def skip(self) -> None:
-        iter(self._shares)
+        """Nothing: arrays have an order by the number of each pass."""
 
 
 def _own(data: tf.data.Dataset, where: ReplicaPlace, size: int | None) -> tf.data.Dataset:
     """Each process reads its own batches, of which it trains its part of a global batch a step, as TensorFlow does."""
-    # What ends would end at different steps, so only data without end is taken.
+    # What ends would end at different steps.
     policy = data.options().experimental_distribute.auto_shard_policy
     if policy == FILE or int(data.cardinality()) != tf.data.INFINITE_CARDINALITY or not size or size % where.replicas:
         raise UserError(
