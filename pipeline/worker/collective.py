@@ -1,7 +1,7 @@
 """Collectives, which add up what the replicas of all processes computed, by name: ours, or what packages offer."""
 
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,11 +91,9 @@ def collective_of(plan: Plan, process: Process, strategy: Strategy) -> Collectiv
     if plan.workers == 1 or plan.strategy.asynchronous:
         return Pausable()
     name = plan.collective
-    make: Callable[[Plan, Process, Strategy], Collective[Array]] = load_offer(
-        "collectives", name, "strategy.collective", COLLECTIVES, INSTEAD
-    )
+    make = load_offer("collectives", name, "strategy.collective", COLLECTIVES, INSTEAD)
     try:
-        collective = make(plan, process, strategy)
+        collective: Collective[Array] = make(plan, process, strategy)
     except Exception as error:
         if name in COLLECTIVES:
             raise

@@ -34,11 +34,11 @@ def check_made(model: object) -> None:
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuses Horovod's wrapper of an optimizer, under which Keras 3 trains each replica by itself, in silence."""
+    expected = "an optimizer without Horovod's DistributedOptimizer, which averages nothing under Keras 3"
+    instead = "the optimizer that it wraps, with strategy=multi_worker strategy.collective=horovod"
     for one in within(optimizer):
-        if any(kind.__module__.partition(".")[0] == "horovod" for kind in type(one).__mro__):
-            expected = "an optimizer without Horovod's DistributedOptimizer, which averages nothing under Keras 3"
-            instead = "the optimizer that it wraps, with strategy=multi_worker strategy.collective=horovod"
-            raise ModelError(expected, f"{type(one).__name__} in it", instead)
+        wraps = any(kind.__module__.partition(".")[0] == "horovod" for kind in type(one).__mro__)
+        refuse((wraps, expected, f"{type(one).__name__} in it", instead), error=ModelError)
 
 
 def check_batches(model: keras.Model) -> None:
@@ -74,8 +74,7 @@ def compile_anew(model: keras.Model, optimizer: Any, loss: Any, metrics: Any) ->
     # One that does not scale the loss by now was not to.
     unscaled = {"auto_scale_loss": False} if model.compiled and optimizer is model.optimizer else {}
     model.compile(optimizer=optimizer, loss=loss, metrics=metrics, **unscaled)
-    now = getattr(getattr(model, "_compile_config", None), "config", None)
-    if now is None:
+    if (now := getattr(getattr(model, "_compile_config", None), "config", None)) is None:
         return
     for names in TOGETHER:
         if all(now.get(name) is None for name in names):
@@ -94,11 +93,9 @@ def _set_rate(optimizer: keras.optimizers.Optimizer, learning_rate: float) -> No
     if isinstance(one._learning_rate, keras.Variable):
         one._learning_rate.assign(learning_rate)
         return
+    named = {"name": "learning_rate", "dtype": keras.config.floatx(), "aggregation": "only_first_replica"}
     with keras.name_scope(one.name, caller=one):
-        rate = keras.Variable(
-            learning_rate, dtype=keras.config.floatx(), trainable=False, aggregation="only_first_replica",
-            name="learning_rate",
-        )  # fmt: skip
+        rate = keras.Variable(learning_rate, trainable=False, **named)
     one._track_variable(rate)
     # Where Keras has it, which saves variables by their places.
     one._variables.insert(1, one._variables.pop())
@@ -138,17 +135,17 @@ def forget(model: keras.Model, forgetful: Callable[[keras.layers.Layer, BlockCal
 
     Without `stateful`, blocks stay as they are that calling twice would change twice, as a normalization's averages.
     """
-    blocks = [
-        block for block in _blocks(model)
-        if stateful
-        or not any("float" in keras.backend.standardize_dtype(one.dtype) for one in block.non_trainable_variables)
-    ]  # fmt: skip
-    if len(blocks) < 2:
-        without = "" if stateful else " without batch statistics"
-        why = "which keeps what goes into a block and computes the rest again"
-        expected = f"a model of several blocks, layers made of layers{without}, for train.remat=true, {why}"
-        received = f"{model.name} with {len(blocks)}: it would keep as much as without"
-        raise ModelError(expected, received, "train.remat=false, or a smaller train.replica_batch")
+
+    def averages(block: keras.layers.Layer) -> bool:
+        return any("float" in keras.backend.standardize_dtype(one.dtype) for one in block.non_trainable_variables)
+
+    blocks = [block for block in _blocks(model) if stateful or not averages(block)]
+    why = "which keeps what goes into a block and computes the rest again"
+    without = "" if stateful else " without batch statistics"
+    expected = f"a model of several blocks, layers made of layers{without}, for train.remat=true, {why}"
+    received = f"{model.name} with {len(blocks)}: it would keep as much as without"
+    instead = "train.remat=false, or a smaller train.replica_batch"
+    refuse((len(blocks) < 2, expected, received, instead), error=ModelError)
 
     def refuse_loss(name: str, loss: Any) -> None:
         expected = "blocks that add no loss as they are called for train.remat=true, which calls them again"

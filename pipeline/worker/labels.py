@@ -81,9 +81,9 @@ def outputs(model: keras.Model, batch: Batch) -> list[Output]:
 
 def _known(model: keras.Model, batch: Batch) -> list[Output]:
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    if (compiled := model._compile_loss) is None or y is None or _has_own(model):
-        return []
-    if not any(map(_kind, keras.tree.flatten(compiled._user_loss))):
+    compiled = model._compile_loss
+    is_known = compiled is not None and y is not None and not _has_own(model)
+    if not is_known or not any(map(_kind, keras.tree.flatten(compiled._user_loss))):
         return []
     of_sequential = isinstance(model, keras.Sequential)
     names = [model.layers[-1].name] if of_sequential else getattr(model, "output_names", None)
@@ -102,8 +102,7 @@ def check_values(outputs: Sequence[Output], y: Nested[np.ndarray], name: str) ->
     """Refuses labels at hand that name no output; `name` is the part of the data. Raises `DataError`."""
     for output in outputs:
         labels = output.labels(y) if output.kind == "sparse" else None
-        values = None if labels is None else np.asarray(labels)
-        if values is None or values.dtype.kind not in "iuf":
+        if (values := np.asarray(labels)).dtype.kind not in "iuf":
             continue
         wrong = (values < 0) | (values >= output.classes)
         if output.ignored is not None:
@@ -122,15 +121,9 @@ def check_values(outputs: Sequence[Output], y: Nested[np.ndarray], name: str) ->
 
 
 def wrong_in_step(message: str) -> str | None:
-    """Returns what TensorFlow's cross-entropy says of a wrong label, in our words; None where it says something else.
-
-    >>> wrong_in_step("Received a label value of -1 which is outside the valid range of [0, 10).").split(". ")[0]
-    'Expected labels from 0 to 9, one for each output, received -1 in a batch'
-    """
+    """Returns what TensorFlow's cross-entropy says of a wrong label, in our words; None where it says another thing."""
     match = re.search(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)", message)
-    if match is None:
-        return None
-    return (
+    return match and (
         f"Expected labels from 0 to {int(match[2]) - 1}, one for each output, received {match[1]} in a batch. Try a "
         f"model of as many outputs as there are classes, or putting the labels right in dataset.map."
     )
@@ -154,10 +147,10 @@ data.num_classes=100 data.on_error=skip if there are so many.
     if not len(present) or gaps[place] < max(GAP, len(present) / 2):
         return None
     top, after = int(present[-1]) + 1, values >= present[place]
-    below = f"labels up to {present[place - 1]} ({_examples(int((~after).sum()))}), then " if place else "labels "
-    fewer = f"data.num_classes={present[place - 1] + 1}, which finds those as wrong labels" if place else (
-        "labels that begin with 0"
-    )  # fmt: skip
+    below, fewer = "labels ", "labels that begin with 0"
+    if place:
+        below = f"labels up to {present[place - 1]} ({_examples(int((~after).sum()))}), then "
+        fewer = f"data.num_classes={present[place - 1] + 1}, which finds those as wrong labels"
     return (
         f"The labels were counted as {top:,} classes, {top - len(present):,} of which have no training example: {below}"
         f"from {present[place]} on ({_examples(int(after.sum()))}, the first is example {int(np.argmax(after))}). "
@@ -193,16 +186,13 @@ def _check_shape(output: Output, shape: Sequence[int | None]) -> None:
 def _are_compared(labels: Sequence[int | None], outputs: Sequence[int | None]) -> bool:
     """True if Keras compares these shapes example by example: it drops a last axis of 1, and broadcasts the rest."""
     shorter, longer = sorted((tuple(labels), tuple(outputs)), key=len)
-    if len(longer) == len(shorter) + 1 and longer[-1] == 1:
-        longer = longer[:-1]
-    if len(shorter) != len(longer):
-        return False
-    pairs = zip(shorter[1:], longer[1:], strict=True)
-    return all(one == other or 1 in (one, other) or None in (one, other) for one, other in pairs)
+    longer = longer[:-1] if len(longer) == len(shorter) + 1 and longer[-1] == 1 else longer
+    pairs = zip(shorter[1:], longer[1:], strict=False)
+    alike = all(one == other or 1 in (one, other) or None in (one, other) for one, other in pairs)
+    return alike and len(shorter) == len(longer)
 
 
 def _of_an_example(shape: Sequence[int | None]) -> str:
-    """A shape without the batch's axis, as a user says it."""
     return "x".join("?" if size is None else str(size) for size in shape[1:]) or "one number"
 
 

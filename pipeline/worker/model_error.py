@@ -1,5 +1,6 @@
 """Errors of a model or a training, and what an error of a user's own code says in one line."""
 
+import itertools
 import linecache
 import os
 import re
@@ -58,8 +59,7 @@ def told(error: BaseException) -> str:
     if "Could not start gRPC server" in str(error):
         return "Expected a free port, received one that another program listens on. Try cluster.base_port=null."
     first = next((line.strip() for line in _text(error).splitlines() if line.strip()), "")
-    own = isinstance(error, ModelError | TrainingError | UserError) or first.startswith("Expected ")
-    return first if own else reason(error)
+    return first if isinstance(error, UserError) or first.startswith("Expected ") else reason(error)
 
 
 def reason(error: BaseException) -> str:
@@ -76,14 +76,11 @@ def reason(error: BaseException) -> str:
             kind, text = match["kind"].rpartition(".")[2], match["reason"]
             place = _own(FRAME.findall(match["frames"])) or place
         else:
-            quotes = len(match["quotes"] or "")
             text = text[match.end() :].strip()
-            text = text[:-quotes] if quotes else text
-    lines = text.splitlines()
-    # Those that say where in a graph it came up.
-    while lines and (IN_GRAPH.match(lines[0]) or not lines[0].strip()):
-        lines.pop(0)
-    lines = [line for line in BELOW.split("\n".join(lines), maxsplit=1)[0].splitlines() if line.strip()]
+            text = text[: len(text) - len(match["quotes"] or "")]
+    # Without the lines that say where in a graph it came up.
+    rest = "\n".join(itertools.dropwhile(lambda line: IN_GRAPH.match(line) or not line.strip(), text.splitlines()))
+    lines = [line for line in BELOW.split(rest, maxsplit=1)[0].splitlines() if line.strip()]
     text_of_error = " ".join(AROUND.sub("", line.strip()) for line in lines)
     if match := KIND.fullmatch(text_of_error):
         # What a function of Python raised within a graph.
@@ -96,8 +93,8 @@ def reason(error: BaseException) -> str:
         text_of_error = f"{text_of_error[:MOST_LETTERS].rpartition(' ')[0]} ..."
     where = ""
     if place is not None:
-        inside = place[0].startswith(os.getcwd() + os.sep)
-        where = f" ({os.path.relpath(place[0]) if inside else place[0]}:{place[1]})"
+        file, line = place
+        where = f" ({os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file}:{line})"
     cause = error.__cause__
     if cause is not None and type(cause).__name__ not in OF_JAX and _text(cause) and _text(cause) not in str(error):
         return f"{kind}: {text_of_error}{where}, from {reason(cause)}"

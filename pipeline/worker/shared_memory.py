@@ -166,16 +166,13 @@ class Memory:
     def gather(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """For each array those of all processes, one after another by their ranks, along the first axis."""
         description = "rows of " + ", ".join(f"{array.dtype}{list(array.shape[1:])}" for array in arrays)
-        counts = self._meet(description, struct.pack(f"{len(arrays)}q", *map(len, arrays)))
+        counts = self._meet(description, np.array([len(array) for array in arrays], np.int64).tobytes())
         # [process, array]
-        rows = np.array([struct.unpack(f"{len(arrays)}q", of_one) for of_one in counts])
-        ends = np.cumsum(rows, axis=0)
+        ends = np.cumsum([np.frombuffer(of_one, np.int64) for of_one in counts], axis=0)
         pairs = zip(ends[-1].tolist(), arrays, strict=True)
         of_all = [aligned((end, *array.shape[1:]), array.dtype) for end, array in pairs]
-        parts = [
-            [whole[end - count : end] for whole, end, count in zip(of_all, ends[rank], rows[rank], strict=True)]
-            for rank in range(self._count)
-        ]
+        # [process][array]
+        parts = list(zip(*map(np.split, of_all, ends[:-1].T), strict=True))
         for start, end, slots in self._windows(max(map(_size, parts))):
             self._write(slots, arrays, start, end)
             self._meet(description)
@@ -204,16 +201,12 @@ class Memory:
             for peer in self._peers.values():
                 peer.send(message)
             for rank, peer in self._peers.items():
-                heard = self._hear(peer)
-                if heard == message:
-                    brought[rank] = own
-                    continue
-                if not heard:
+                if not (heard := self._hear(peer)):
                     raise PeerLostError(f"rank {rank} has gone")
-                head_there, _, brought[rank] = heard.partition(END)
-                if head_there != head.encode():
+                other, _, brought[rank] = heard.partition(END)
+                if heard != message and other != head.encode():
                     expected = "processes that add the same in the same order"
-                    received = f"{head} on rank {self._number}, and {head_there.decode()} on rank {rank}"
+                    received = f"{head} on rank {self._number}, and {other.decode()} on rank {rank}"
                     raise TrainingError(expected, received, "strategy.collective=tensorflow")
         except OSError as error:
             raise PeerLostError(f"a process of this host has gone ({error})") from error
@@ -260,12 +253,9 @@ def _add(slots: np.ndarray, sums: Sequence[np.ndarray], start: int, end: int) ->
 
 def _add_up(parts: Iterable[np.ndarray], total: np.ndarray) -> None:
     first, second, *others = parts
-    if total.dtype in NARROW:
-        wide = first.astype(np.float32) + second
-        for other in others:
-            wide += other
-        total[:] = wide
-        return
-    np.add(first, second, out=total)
+    is_narrow = total.dtype in NARROW
+    sums = np.add(first.astype(np.float32), second) if is_narrow else np.add(first, second, out=total)
     for other in others:
-        np.add(total, other, out=total)
+        sums += other
+    if is_narrow:
+        total[:] = sums

@@ -46,25 +46,20 @@ def listed(
 ) -> tuple[tuple[size.Variable, ...], int]:
     """Returns (variables of a built model, other bytes of its optimizers); `cut` has parts of variables, by path."""
     layers = [one for one in model._flatten_layers() if isinstance(one, keras.layers.Embedding) and one.built]
-    tables = {
-        id(variable): (_rows_per_example(layer), _why_whole(layer)) for layer in layers for variable in layer.weights
-    }
+    tables = {id(variable): _of_table(layer) for layer in layers for variable in layer.weights}
     slots = {owner: sum(map(bytes_of, own)) for owner, own in slots_of(optimizers).items()}
-    variables = []
-    for variable in model.variables:
-        rows, whole = tables.get(id(variable), (None, size.ONLY_TABLES))
-        variables.append(
-            size.Variable(
-                path=variable.path,
-                shape=tuple(variable.shape),
-                dtype=keras.backend.standardize_dtype(variable.dtype),
-                trainable=bool(variable.trainable),
-                slot_bytes=slots.get(id(variable), 0),
-                rows_per_example=rows,
-                whole=whole,
-                cut=(cut or {}).get(variable.path, ()),
-            )
+    variables = [
+        size.Variable(
+            path=variable.path,
+            shape=tuple(variable.shape),
+            dtype=keras.backend.standardize_dtype(variable.dtype),
+            trainable=bool(variable.trainable),
+            slot_bytes=slots.get(id(variable), 0),
+            cut=(cut or {}).get(variable.path, ()),
+            **tables.get(id(variable), {"whole": size.ONLY_TABLES}),
         )
+        for variable in model.variables
+    ]
     apart = sum(bytes_of(one) for optimizer in optimizers for one in optimizer.variables) - sum(slots.values())
     return tuple(variables), apart
 
@@ -74,14 +69,13 @@ def slots_of(optimizers: Sequence[keras.optimizers.Optimizer]) -> dict[int, list
     slots_by_id = dict[int, list[keras.Variable]]()
     for optimizer in itertools.chain.from_iterable(map(updating, optimizers)):
         trained = optimizer._trainable_variables
-        for variable in trained:
-            slots_by_id.setdefault(id(variable), [])
-        for name, slots in vars(optimizer).items():
-            own = name in ("_trainable_variables", "_variables")
-            if own or not isinstance(slots, list) or len(slots) != len(trained):
-                continue
-            for variable, slot in zip(trained, slots, strict=True):
-                slots_by_id[id(variable)] += [slot] if isinstance(slot, keras.Variable) else []
+        others = [
+            slots for name, slots in vars(optimizer).items() if name not in ("_trainable_variables", "_variables")
+        ]
+        lists = [slots for slots in others if isinstance(slots, list) and len(slots) == len(trained)]
+        for variable, *slots in zip(trained, *lists, strict=True):
+            own = slots_by_id.setdefault(id(variable), [])
+            own += [slot for slot in slots if isinstance(slot, keras.Variable)]
     return slots_by_id
 
 
@@ -96,21 +90,17 @@ def bytes_of(variable: keras.Variable) -> int:
     return int(math.prod(variable.shape)) * size.bytes_each(keras.backend.standardize_dtype(variable.dtype))
 
 
-def _rows_per_example(layer: keras.layers.Layer) -> int | None:
-    """Rows of an embedding's table that an example looks up, over all places where the model calls the layer."""
-    # None where a step reads or changes the whole table, as it does for a regularizer or in a layer of another kind.
-    if not is_plain(layer) or layer.embeddings_regularizer is not None:
-        return None
+def _of_table(layer: keras.layers.Layer) -> dict[str, Any]:
+    """Rows that an example looks up, over all places where the model calls the layer; and why a server has all of it."""
+    # No rows where a step reads or changes the whole table, as it does for a regularizer.
+    if not is_plain(layer):
+        return {"rows_per_example": None, "whole": "its layer is not a plain Embedding"}
     called = [tensor.shape for node in layer._inbound_nodes for tensor in node.input_tensors]
     shapes = called or [(layer.get_build_config() or {}).get("input_shape") or (None,)]
-    return sum(math.prod(length or 1 for length in shape[1:]) for shape in shapes)
-
-
-def _why_whole(layer: keras.layers.Layer) -> str | None:
-    if not is_plain(layer):
-        return "its layer is not a plain Embedding"
+    rows = sum(math.prod(length or 1 for length in shape[1:]) for shape in shapes)
     named = [name for name in ("embeddings_constraint", "embeddings_regularizer") if getattr(layer, name) is not None]
-    return f"its layer has an {named[0]}, which needs the whole of it" if named else None
+    whole = f"its layer has an {named[0]}, which needs the whole of it" if named else None
+    return {"rows_per_example": None if "embeddings_regularizer" in named else rows, "whole": whole}
 
 
 def is_plain(layer: keras.layers.Layer) -> bool:
@@ -276,10 +266,8 @@ def _of_function(function: FunctionType) -> Iterator[Reference]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return itertools.chain(code.co_names, *map(_names, inner))
 
 
 def _root(thing: type | FunctionType) -> str:

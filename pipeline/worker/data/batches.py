@@ -7,6 +7,7 @@ a smaller last batch. The order is drawn from the seed and the epoch alone, so t
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -77,12 +78,10 @@ class Data:
         position = layout.settled(position)
         raw = reads.raw(part, self.shuffle, self.seed, self.reading)
         inner = part.raw if isinstance(part, Examples) else part
-        if callable(raw):
-            if isinstance(inner, tf.data.Dataset):
-                _draw_orders(inner, position.epoch)
-            epoch = _from_dataset(raw, layout, seed, self.reading.window)
-        else:
-            epoch = _from_arrays(raw, layout, seed)
+        if isinstance(inner, tf.data.Dataset):
+            _draw_orders(inner, position.epoch)
+        window = self.reading.window
+        epoch = _from_dataset(raw, layout, seed, window) if callable(raw) else _from_arrays(raw, layout, seed)
         batches = epochs(layout, position, epoch, numbered=not reads.is_ready(part))
         # Those of a data set that is read in a function are lost otherwise.
         return batches.with_options(inner.options()) if isinstance(inner, tf.data.Dataset) else batches
@@ -145,8 +144,7 @@ def epochs(layout: BatchLayout, position: Position, make: Epoch, numbered: bool 
     def epoch(number: tf.Tensor) -> tf.data.Dataset:
         resumed = number == position.epoch
         trained = tf.where(resumed, tf.constant(position.examples, tf.int64), 0)
-        steps = tf.where(resumed, tf.constant(left, tf.int64), layout.steps)
-        elements = make(number, trained, steps)
+        elements = make(number, trained, tf.where(resumed, tf.constant(left, tf.int64), layout.steps))
         return elements.map(_as_written(lambda *rest: (number, *rest))) if numbered else elements
 
     return tf.data.Dataset.counter(position.epoch).flat_map(_as_written(epoch))
@@ -154,17 +152,13 @@ def epochs(layout: BatchLayout, position: Position, make: Epoch, numbered: bool 
 
 def _draw_orders(part: tf.data.Dataset, count: int) -> None:
     """Draws so many epochs' orders from a data set's own shuffles. What is cached is read in one order for ever."""
-    if isinstance(part, cache_op.CacheDataset):
-        return
-    if isinstance(part, shuffle_op._ShuffleDataset):
-        for _ in range(count):
-            iter(part)
-    for source in part._inputs():
+    for _ in range(count if isinstance(part, shuffle_op._ShuffleDataset) else 0):
+        iter(part)
+    for source in () if isinstance(part, cache_op.CacheDataset) else part._inputs():
         _draw_orders(source, count)
 
 
 def _from_arrays(part: Part, layout: BatchLayout, seed: int | None) -> Epoch:
-    """An epoch of arrays: step by step the rows of each local replica, in an order drawn where there is a seed."""
     arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
     examples = layout.counts[layout.process] if layout.sharded else layout.examples
 
@@ -179,10 +173,8 @@ def _from_arrays(part: Part, layout: BatchLayout, seed: int | None) -> Epoch:
                 # A number of rows that is known, unlike that of a slice; the last example pads.
                 places = tf.minimum(start + tf.range(layout.global_batch, dtype=tf.int64), examples - 1)
                 batch = tf.gather(rows, places)
-            return total, tuple(
-                tf.nest.map_structure(lambda array, rows=rows: tf.gather(array, rows), arrays)
-                for rows in reads.pieces(batch, edges)
-            )
+            of_each = reads.pieces(batch, edges)
+            return total, tuple(tf.nest.map_structure(partial(tf.gather, indices=own), arrays) for own in of_each)
 
         return tf.data.Dataset.range(steps).map(_as_written(batches))
 
@@ -192,10 +184,6 @@ def _from_arrays(part: Part, layout: BatchLayout, seed: int | None) -> Epoch:
 def _from_dataset(
     read: Callable[[tf.Tensor], tf.data.Dataset], layout: BatchLayout, seed: int | None, window: int
 ) -> Epoch:
-    def filled(leaf: tf.Tensor) -> tf.Tensor:
-        # The last example pads.
-        return tf.gather(leaf, tf.minimum(tf.range(layout.global_batch), tf.shape(leaf)[0] - 1))
-
     def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
         ordered = read(number)
         if seed is not None:
@@ -210,7 +198,11 @@ def _from_dataset(
 
         def batches(batch: Batch, step: tf.Tensor) -> Step:
             _, edges, total = _shares(layout, trained, step)
-            batch = tf.nest.map_structure(filled, batch) if layout.last == "padded" else batch
+            if layout.last == "padded":
+                # By the last example.
+                size = tf.shape(tf.nest.flatten(batch)[0])[0]
+                rows = tf.minimum(tf.range(layout.global_batch), size - 1)
+                batch = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), batch)
             return total, reads.pieces(batch, edges)
 
         # It looks for one step more: a `cache` is kept once its end was seen.
@@ -241,8 +233,8 @@ def static_parts(part: Part, layout: BatchLayout) -> list[tuple[Part, BatchLayou
 def _cut(part: Part, start: int, stop: int) -> Part:
     """Examples `start` to `stop` of a part. Those after the start of a data set are kept, not read past each time."""
     if isinstance(part, Examples):
-        inner = reads.cut(part.raw, start, stop) if part.in_files else _cut(part.raw, start, stop)
-        return dataclasses.replace(part, raw=inner)
+        cut = reads.cut if part.in_files else _cut
+        return dataclasses.replace(part, raw=cut(part.raw, start, stop))
     if not isinstance(part, tf.data.Dataset):
         return tf.nest.map_structure(lambda leaf: leaf[start:stop], part)
     return part.skip(start).take(stop - start).cache() if start else part.take(stop)

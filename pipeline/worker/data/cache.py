@@ -27,13 +27,11 @@ CHUNK = 512
 def in_memory(part: Examples | tf.data.Dataset) -> Part:
     """The part as arrays, in its order; `Examples` are again those, of arrays, which may still be varied."""
     _expect_one_size(part)
-    chunks = list(_made(part))
-    if not chunks:
+    if not (chunks := list(_made(part))):
         return part
     arrays = tf.nest.map_structure(lambda *leaves: np.concatenate(leaves), *chunks)
-    if isinstance(part, Examples):
-        return dataclasses.replace(part, raw=arrays, parse=None, decode=None, look=None)
-    return arrays
+    is_part = isinstance(part, Examples)
+    return dataclasses.replace(part, raw=arrays, parse=None, decode=None, look=None) if is_part else arrays
 
 
 def in_file(part: Examples | tf.data.Dataset, folder: Path, name: str) -> Examples:
@@ -47,13 +45,11 @@ def in_file(part: Examples | tf.data.Dataset, folder: Path, name: str) -> Exampl
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             _write(part, path)
-    leaves = tf.nest.flatten(spec)
-    features = {str(place): tf.io.FixedLenFeature((), tf.string) for place in range(len(leaves))}
+    leaves = {str(place): leaf for place, leaf in enumerate(tf.nest.flatten(spec))}
 
     def parse(batch: tf.Tensor) -> Batch:
-        parsed = tf.io.parse_example(batch, features)
-        values = [_from_bytes(parsed[str(place)], leaf) for place, leaf in enumerate(leaves)]
-        return tf.nest.pack_sequence_as(spec, values)
+        parsed = tf.io.parse_example(batch, dict.fromkeys(leaves, tf.io.FixedLenFeature((), tf.string)))
+        return tf.nest.pack_sequence_as(spec, [_from_bytes(parsed[name], leaf) for name, leaf in leaves.items()])
 
     varied = part if isinstance(part, Examples) else Examples((), spec)
     segment = Segment(str(path.resolve()), batches.count(part))
@@ -67,10 +63,8 @@ def _write(part: Examples | tf.data.Dataset, path: Path) -> None:
     try:
         with partial.open("wb") as file:
             for chunk in _made(part):
-                leaves = [np.ascontiguousarray(leaf) for leaf in tf.nest.flatten(chunk)]
-                for row in range(len(leaves[0])):
-                    of_row = [leaf[row] for leaf in leaves]
-                    values = [one if isinstance(one, bytes) else np.asarray(one).tobytes() for one in of_row]
+                for row in zip(*tf.nest.flatten(chunk), strict=True):
+                    values = [one if isinstance(one, bytes) else np.asarray(one).tobytes() for one in row]
                     file.write(records.framed(records.example({str(at): one for at, one in enumerate(values)})))
         partial.replace(path)
     except OSError as error:

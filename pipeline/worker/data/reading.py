@@ -135,7 +135,7 @@ def maker(part: Part, seed: int, classes: int | None) -> Make | None:
     parse, decode, augment, spec = made_of.parse, made_of.decode, made_of.augment, made_of.element_spec
 
     def make(number: tf.Tensor, batch: Any) -> Batch:
-        key, raw = (batch["key"], batch["raw"]) if augment else (None, batch)
+        key, raw = ((batch["key"],), batch["raw"]) if augment else ((), batch)
         examples = parse(raw) if parse else raw
 
         def one(elements: tuple[Batch, ...]) -> Batch:
@@ -145,8 +145,7 @@ def maker(part: Part, seed: int, classes: int | None) -> Make | None:
             return augment(example, tf.random.fold_in(tf.random.fold_in([seed, 0], number), elements[1]))
 
         if decode or augment:
-            elements = (examples,) if key is None else (examples, key)
-            examples = tf.map_fn(one, elements, fn_output_signature=spec)
+            examples = tf.map_fn(one, (examples, *key), fn_output_signature=spec)
         return checked(examples, classes)
 
     return make
@@ -162,9 +161,8 @@ def checked(batch: Batch, classes: int | None) -> Batch:
 def conditions(batch: Batch, classes: int | None) -> list[tuple[tf.Tensor, str]]:
     """Returns what must be true of a batch, boolean scalars, each with the message where it is not."""
     floats = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
-    checks = (
-        [(tf.reduce_all([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in floats]), NOT_FINITE)] if floats else []
-    )
+    finite = [tf.reduce_all(tf.math.is_finite(leaf)) for leaf in floats]
+    checks = [(tf.reduce_all(finite), NOT_FINITE)] if finite else []
     labels = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
     are_labels = isinstance(labels, tf.Tensor) and labels.dtype.is_integer and labels.shape.rank in (1, 2)
     if labels is not None and classes is not None and are_labels:
@@ -199,12 +197,12 @@ def cut(segments: Sequence[Segment], start: int, stop: int) -> tuple[Segment, ..
     >>> cut([Segment("a", 3), Segment("b", 5)], 2, 4)
     (Segment(path='a', records=1, first=2, offset=0, at=0), Segment(path='b', records=1, first=0, offset=0, at=0))
     """
-    pieces, before = [], 0
+    pieces = []
     for segment in segments:
-        first, last = max(start - before, 0), min(stop - before, segment.records)
+        first, last = max(start, 0), min(stop, segment.records)
         if first < last:
             pieces.append(dataclasses.replace(segment, records=last - first, first=segment.first + first))
-        before += segment.records
+        start, stop = start - segment.records, stop - segment.records
     return tuple(pieces)
 
 
@@ -243,24 +241,18 @@ Server: TypeAlias = tf.data.experimental.service.DispatchServer | tf.data.experi
 
 def serve(address: str) -> tuple[Server, Server]:
     """A tf.data service at `address`, HOST:PORT, with one worker, as long as what is returned is kept."""
-    host, _, port = address.rpartition(":")
-    service = tf.data.experimental.service
+    (host, _, port), service = address.rpartition(":"), tf.data.experimental.service
     dispatcher = service.DispatchServer(service.DispatcherConfig(port=int(port)))
-    worker = service.WorkerServer(
-        service.WorkerConfig(dispatcher_address=address, worker_address=f"{host}:%port%", port=0)
-    )
-    return dispatcher, worker
+    return dispatcher, service.WorkerServer(service.WorkerConfig(address, f"{host}:%port%", port=0))
 
 
 def made_by(
     servers: Sequence[str], raw: tf.data.Dataset, make: Callable[[tf.data.Dataset], tf.data.Dataset]
 ) -> tf.data.Dataset:
     """Returns what `make` makes of the endless data set `raw`, each element by the next of the servers."""
-    mode = tf.data.experimental.service.ShardingPolicy.OFF
+    service = tf.data.experimental.service
     parts = [
-        make(raw.shard(len(servers), number)).apply(
-            tf.data.experimental.service.distribute(processing_mode=mode, service=f"grpc://{server}")
-        )
+        make(raw.shard(len(servers), number)).apply(service.distribute(service.ShardingPolicy.OFF, f"grpc://{server}"))
         for number, server in enumerate(servers)
     ]
     numbers = tf.data.Dataset.range(len(parts)).repeat()

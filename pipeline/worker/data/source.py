@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.data.arrays import Nested
+from pipeline.errors import refuse
 from pipeline.worker.data import batches, reading
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.reading import Batch, Part, Spec
@@ -41,10 +42,10 @@ class Source:
 
 
 def source(data: Data, shards: Sequence[Part], workers: int, position: Position = BEGINNING) -> Source:
-    """Returns where workers take their batches from: arrays by the places of a step, data sets in turn.
+    """Returns where workers take their batches from: arrays by the places of a step, once an epoch, whoever is faster.
 
-    Arrays are trained once an epoch, each example, whoever is faster; so is what Python makes, which is read here. Of a
-    data set each worker reads its own shard, round and round, from where it would be if all workers were as fast.
+    So is what Python makes, which is read here. Of a data set each worker reads its own shard, round and round, from
+    where it would be if all workers were as fast.
     """
     layout, position = data.layout, data.layout.settled(position)
     if isinstance(data.part, tf.data.Dataset) and _is_of_python(data.part):
@@ -53,9 +54,8 @@ def source(data: Data, shards: Sequence[Part], workers: int, position: Position 
     if not isinstance(data.part, tf.data.Dataset):
         return _of_examples(data, position, rows)
     part: tf.data.Dataset = data.part
-    counts = [layout.examples // workers]
-    if len(shards) > 1:
-        counts = [int(tf.data.experimental.cardinality(shard)) for shard in shards]
+    sizes = (int(tf.data.experimental.cardinality(shard)) for shard in shards)
+    counts = [layout.examples // workers] if len(shards) == 1 else list(sizes)
     if 0 in counts:
         received = f"{layout.examples} and none for worker {counts.index(0) + 1}"
         raise TrainingError(f"training examples for each of {workers} workers", received, "workers=1")
@@ -111,8 +111,7 @@ def _of_examples(data: Data, position: Position, rows: Take) -> Source:
 
         def again() -> tuple[tf.Tensor, Batch]:
             # A step that another worker was lost with, and that this one has passed.
-            epoch, batch = numbered().skip(number_of_step).take(1).get_single_element()[1]
-            return epoch, batch
+            return numbered().skip(number_of_step).take(1).get_single_element()[1]  # type: ignore[no-any-return]
 
         with tf.device("CPU:0"):
             number, next_batch = tf.while_loop(
@@ -125,9 +124,8 @@ def _of_examples(data: Data, position: Position, rows: Take) -> Source:
 
 def graph(part: tf.data.Dataset) -> tf.Tensor:
     """A data set as a graph that a worker can make it from, as tf.data's own service has it."""
-    if _is_of_python(part):
-        expected = "data that workers can read without this program's Python"
-        raise TrainingError(expected, f"a data set made with {_PYTHONS}", f"arrays, or files: {_PREPARE}")
+    expected, received = "data that workers can read without this program's Python", f"a data set made with {_PYTHONS}"
+    refuse((_is_of_python(part), expected, received, f"arrays, or files: {_PREPARE}"), error=TrainingError)
     return part._as_serialized_graph(strip_device_assignment=True)
 
 
@@ -136,15 +134,14 @@ def _is_of_python(part: tf.data.Dataset) -> bool:
 
 
 def _read(part: tf.data.Dataset) -> Nested[np.ndarray]:
-    examples: list[list[np.ndarray]] = []
-    size = 0
+    examples, size = list[list[np.ndarray]](), 0
     for example in part:
         examples.append([np.asarray(leaf) for leaf in tf.nest.flatten(example)])
         size += sum(leaf.nbytes for leaf in examples[-1])
-        if size > MOST_READ:
-            expected = f"at most {MOST_READ:,} bytes of examples from {_PYTHONS}"
-            where = "which the coordinator reads for all workers"
-            raise TrainingError(f"{expected}, {where}", "more", f"files: {_PREPARE}")
+        expected = (
+            f"at most {MOST_READ:,} bytes of examples from {_PYTHONS}, which the coordinator reads for all workers"
+        )
+        refuse((size > MOST_READ, expected, "more", f"files: {_PREPARE}"), error=TrainingError)
     leaves = [np.stack(values) for values in zip(*examples, strict=True)]
     return tf.nest.pack_sequence_as(part.element_spec, leaves)  # type: ignore[no-any-return]
 
