@@ -91,7 +91,7 @@ def bytes_of(variable: keras.Variable) -> int:
 
 
 def _of_table(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Rows that an example looks up, over all places where the model calls the layer; and why a server has all of it."""
+    """Rows that an example looks up, over all places where the model calls the layer; and why they stay together."""
     # No rows where a step reads or changes the whole table, as it does for a regularizer.
     if not is_plain(layer):
         return {"rows_per_example": None, "whole": "its layer is not a plain Embedding"}

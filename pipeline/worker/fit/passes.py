@@ -196,7 +196,8 @@ class _Arrays(Passes):
         self.labels = keras.utils.unpack_x_y_sample_weight(self._part)[1]
         layout = BatchLayout(adapter.batch_size, where.replicas, where.first, where.local, (self.examples,))
         self._data, self.always_fed = Data(self._part, layout, bool(shuffle), seed), layout.always_fed
-        self.spec, self._stream = _symbols(self._part), None
+        self.spec = _symbols(self._part)
+        self._stream: Batches | None = None
 
     def sample(self, first: int, count: int) -> Batch:
         return inspection.examples_of(self._part, first, count, None)
