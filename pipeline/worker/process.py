@@ -255,8 +255,6 @@ class WorkerProcess(abc.ABC):
         return events.Calibrated(seconds / sum(call.steps for call in timed))
 
     def _measured(self, command: commands.Measure) -> events.Measured:
-        # Waits for the input and other work differ each time.
-        deterministic = self._plan.training.deterministic
         held = self._held = []
         try:
             self._advance(command.warmup_steps, command.steps_per_call)
@@ -267,19 +265,14 @@ class WorkerProcess(abc.ABC):
             self._held = None
             for event in held:
                 self._emit(event)
-        waits = [
-            sum(waited(call.waits) for call in timed if call.worker == worker)
-            for worker in range(self._loop.concurrent_steps)
-        ]
-        return events.Measured(
-            repeat=command.repeat,
-            steps=sum(call.steps for call in timed),
-            examples=float(sum(call.sizes.sum() for call in timed)),
-            seconds=sum(call.seconds for call in timed),
-            calls=[events.TimedCall(call.steps, call.seconds) for call in timed],
-            input_seconds=[] if deterministic else waits,
-            core_time=None if deterministic else core_time,
-        )
+        calls = [events.TimedCall(call.steps, call.seconds) for call in timed]
+        examples, waits = float(sum(call.sizes.sum() for call in timed)), [0.0] * self._loop.concurrent_steps
+        for call in timed:
+            waits[call.worker] += waited(call.waits)
+        steps, seconds = sum(call.steps for call in timed), sum(call.seconds for call in timed)
+        # Waits for the input and other work differ each time.
+        varying = ([], None) if self._plan.training.deterministic else (waits, core_time)
+        return events.Measured(command.repeat, examples, seconds, steps, calls, *varying)
 
     def _advance(self, steps: int, steps_per_call: int) -> list[Call]:
         calls = [] if self._training is None else list(self._training.advance(steps, steps_per_call))

@@ -17,7 +17,7 @@ from ports import reserved_ports
 
 from pipeline import data as sources
 from pipeline.data.examples import Broken, Examples, Segment, rows
-from pipeline.worker.data import cache, reading, source
+from pipeline.worker.data import inspection, reading, source
 from pipeline.worker.data.batches import DEFAULT, Data, count, spec
 from pipeline.worker.data.reading import Reading
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
@@ -173,7 +173,7 @@ def test_steps_that_are_handed_out_train_what_their_numbers_stand_for(tmp_path, 
 @pytest.mark.parametrize("make", [*PLAIN, VARIED[0]])
 def test_examples_that_are_kept_are_those_that_were_made(tmp_path, make, kept):
     part = make(tmp_path, 50)
-    again = cache.in_memory(part) if kept == "memory" else cache.in_file(part, tmp_path / "cache", "name")
+    again = inspection.in_memory(part) if kept == "memory" else inspection.in_file(part, tmp_path / "cache", "name")
     assert count(again) == 50
     assert spec(again)[0].shape == spec(part)[0].shape
     made, wanted = (leaves(stream(each, ONE, False, 1).take(ONE.steps)) for each in (again, part))
@@ -189,17 +189,17 @@ def test_a_data_set_of_any_types_but_of_one_size_is_kept_in_a_file(tmp_path):
         return {"text": tf.strings.as_string(n), "flags": tf.stack([n > 3, n < 5]), "half": tf.cast(n, tf.float16)}, n
 
     part = tf.data.Dataset.range(7).map(example)
-    kept = cache.in_file(part, tmp_path / "cache", "name")
+    kept = inspection.in_file(part, tmp_path / "cache", "name")
     layout = dataclasses.replace(ONE, counts=(7,))
     made, wanted = (leaves(stream(each, layout, False, 0).take(1)) for each in (kept, part))
     assert made == wanted
     (file,) = (tmp_path / "cache").glob("*.tfrecord")
     before = file.stat().st_mtime_ns
-    cache.in_file(part, tmp_path / "cache", "name")
+    inspection.in_file(part, tmp_path / "cache", "name")
     assert file.stat().st_mtime_ns == before
     part = tf.data.Dataset.range(3).map(lambda n: (tf.range(n), n))
     with pytest.raises(TrainingError, match=r"Expected examples of one size to keep, received .* Try data.cache=none"):
-        cache.in_memory(part)
+        inspection.in_memory(part)
 
 
 @pytest.mark.parametrize("kind", ["files", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("set", "opened"))])

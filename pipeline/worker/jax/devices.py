@@ -17,6 +17,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pipeline.errors import refuse
 from pipeline.plan.checks import stays_here
 from pipeline.plan.division import matched
 from pipeline.plan.plan import BUILDER, Plan, Process
@@ -49,16 +50,16 @@ def prepare_devices(plan: Plan, process: Process) -> None:
     if process.intra_op_threads:
         # By which XLA sizes the thread pool of its CPU client.
         os.environ["NPROC"] = str(process.intra_op_threads)
-    flags = [os.environ.get("XLA_FLAGS", "")]
-    if plan.hardware.kind == "gpu":
-        flags += ["--xla_gpu_deterministic_ops=true"] if plan.training.deterministic else []
-    else:
-        flags += [KEEPS_BARRIERS] if plan.training.remat or process.role == BUILDER else []
+    on_gpu, flags = plan.hardware.kind == "gpu", os.environ.get("XLA_FLAGS", "")
+    if on_gpu and plan.training.deterministic:
+        flags += " --xla_gpu_deterministic_ops=true"
+    elif not on_gpu:
+        flags += f" {KEEPS_BARRIERS}" * (plan.training.remat or process.role == BUILDER)
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", len(process.devices))
         # What waits for a step on the core that this takes waits in the thread that makes it.
         jax.config.update("jax_cpu_enable_async_dispatch", len(process.devices) > 1 or has_core_beside())
-    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
+    os.environ["XLA_FLAGS"] = flags.strip()
     if len(plan.leaders) > 1:
         # Gloo's thread tries for a lock, over and over, that a call holds which it preempted as it woke: 4 ms a sum.
         # Under this policy no thread preempts another as it wakes; some sandboxes know only the usual one.
@@ -79,17 +80,14 @@ def seed_all(seed: int) -> None:
 
 def mesh_of(plan: Plan, process: Process) -> Mesh:
     """All devices of the run, [replica, device of a replica], as the axes `BATCH` and `MODEL`."""
-    local = jax.local_devices()
-    gpu = plan.hardware.kind == "gpu"
-    if gpu and (local[0].platform != "gpu" or len(plan.leaders) == 1):
+    local, devices = jax.local_devices(), sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    gpus = len(local) if local[0].platform == "gpu" else 0
+    if plan.hardware.kind == "gpu" and (not gpus or len(plan.leaders) == 1):
         indices = [int(name.split(":")[1]) for name in process.devices]
-        if local[0].platform != "gpu" or max(indices) >= len(local):
-            gpus = len(local) if local[0].platform == "gpu" else 0
-            expected = f"{plan.hardware.name} to have {', '.join(process.devices)}"
-            raise TrainingError(expected, f"{gpus} GPUs from JAX", "installing jax[cuda12], or hardware.rehearse=true")
+        expected = f"{plan.hardware.name} to have {', '.join(process.devices)}"
+        instead = "installing jax[cuda12], or hardware.rehearse=true"
+        refuse((max(indices) >= gpus, expected, f"{gpus} GPUs from JAX", instead), error=TrainingError)
         devices = [local[index] for index in indices]
-    else:
-        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     return Mesh(np.array(devices).reshape(plan.workers, -1), (BATCH, MODEL))
 
 
@@ -104,7 +102,7 @@ def has_core_beside() -> bool:
 
 
 def _join(plan: Plan, process: Process) -> None:
-    """Joins the others, of which the first coordinates; on one machine nobody listens beyond it."""
+    # The first coordinates; on one machine nobody listens beyond it.
     first, own = str(plan.processes[plan.leaders[0]].address), str(process.address)
     gpus = [int(name.split(":")[1]) for name in process.devices] if plan.hardware.kind == "gpu" else None
     # A scheduler's signals are the driver's to handle.
@@ -121,10 +119,10 @@ def _join(plan: Plan, process: Process) -> None:
     if gpus is None:
         # Else at the address of this host's own name, at which others need not reach it; one that is translated is not
         # the host's own.
-        hostname = {}
+        host, hostname = own.rpartition(":")[0], {}
         with contextlib.suppress(OSError), socket.socket() as tried:
-            tried.bind((own.rpartition(":")[0], 0))
-            hostname = {"hostname": own.rpartition(":")[0]}
+            tried.bind((host, 0))
+            hostname = {"hostname": host}
         collectives = _jax.make_gloo_tcp_collectives(distributed_client=distributed.global_state.client, **hostname)
         client = partial(xla_bridge.make_cpu_client, collectives=collectives)
         xla_bridge.register_backend_factory("cpu", client, priority=0, fail_quietly=False)
@@ -132,16 +130,15 @@ def _join(plan: Plan, process: Process) -> None:
 
 def derived_layout(model: keras.Model, parts: int) -> dict[str, Axes]:
     """The axes of each variable that is cut over `parts` devices, by its path."""
-    axes: dict[str, Axes] = {}
-    # Of the attention that a layer belongs to.
-    heads: dict[int, int] = {}
+    axes, heads, owners = dict[str, Axes](), dict[int, int](), dict[int, keras.layers.Layer]()
     for layer in model._flatten_layers():
+        # Of the attention that a layer belongs to.
         number = next((value for name in HEADS if isinstance(value := getattr(layer, name, None), int)), None)
         if number is not None:
             heads |= {id(inner): number for inner in layer._flatten_layers(include_self=False)}
+        owners |= {id(one): layer for one in layer._trainable_variables}
     # By the layer that has them, in the order in which they were made.
     layers: dict[int, tuple[keras.layers.Layer, dict[str, keras.Variable]]] = {}
-    owners = {id(one): layer for layer in model._flatten_layers() for one in layer._trainable_variables}
     for variable in model.trainable_variables:
         if (layer := owners.get(id(variable))) is not None:
             layers.setdefault(id(layer), (layer, {}))[1][variable.name] = variable

@@ -21,7 +21,7 @@ from pipeline.plan.division import dealt, shared
 from pipeline.plan.plan import DATA_SERVER, Plan, Process
 from pipeline.worker import labels
 from pipeline.worker.collective import Collective
-from pipeline.worker.data import batches, cache, conversion, inspection, loading
+from pipeline.worker.data import batches, conversion, inspection, loading
 from pipeline.worker.data.reading import Batch, Part
 from pipeline.worker.engine import Emit
 from pipeline.worker.layout import BatchLayout, ReplicaPlace
@@ -79,16 +79,16 @@ class ProcessData(loading.WholeData):
         if plan.data.cache == "none":
             return self._kept_if_small(part)
         if plan.data.cache == "memory":
-            return cache.in_memory(part)
+            return inspection.in_memory(part)
         build = json.dumps(plan.data.build, sort_keys=True, default=str)
         if name == "train" and plan.training.class_weight is not None:
             build += json.dumps(plan.training.class_weight, sort_keys=True)
         if isinstance(part, Examples) and part.digest is not None:
             # Other runs on the same data can use it.
             files = [dataclasses.astuple(segment) for segment in part.raw] if part.in_files else part.count
-            return cache.in_file(part, Path(plan.output_dir) / "cache", f"{build} {part.digest} {files}")
+            return inspection.in_file(part, Path(plan.output_dir) / "cache", f"{build} {part.digest} {files}")
         shard = self._process.rank if self.has_shards() else 0
-        return cache.in_file(part, self.folder / "cache", f"{build} {name} {shard}")
+        return inspection.in_file(part, self.folder / "cache", f"{build} {name} {shard}")
 
     def _kept_if_small(self, part: Examples | tf.data.Dataset) -> Examples | tf.data.Dataset:
         """Returns image files that are read again and again as arrays, if all processes have room for theirs."""
@@ -102,7 +102,7 @@ class ProcessData(loading.WholeData):
             return part
         # Reading them again, while they are trained, says which is broken.
         with contextlib.suppress(*inspection.UNREADABLE):
-            kept = cache.in_memory(part)
+            kept = inspection.in_memory(part)
             return dataclasses.replace(kept, digest=digest_of(part)) if isinstance(kept, Examples) else part
         return part
 
