@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.plan.plan import Plan
 from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Beat, Warned
 from pipeline.record.log import write_whole
-from pipeline.worker.engine import Emit
+from pipeline.worker.engine import Emit, Note
 from pipeline.worker.model_error import TrainingError
 
 # Where nobody said how many.
@@ -46,23 +46,18 @@ class TextSample:
 
 
 def sample_of(
-    plan: Plan,
-    model: keras.Model,
-    names: tuple[str, ...] | None,
-    example: Callable[[], Any],
-    note: Callable[[str], None],
+    plan: Plan, model: keras.Model, names: tuple[str, ...] | None, example: Callable[[], Any], note: Note
 ) -> TextSample | None:
     """Returns the text that a language model is to write, by `names` of labels; notes where it cannot as asked."""
     training, shape = plan.training, getattr(model, "output_shape", None)
-    if (tokens := training.sample_tokens) == 0:
-        return None
+    tokens = training.sample_tokens
     # As many outputs for each token as there are tokens that may come next.
-    if names is not None and isinstance(shape, tuple) and len(shape) == 3 and shape[2] == len(names):
-        x, y, *_ = example()
-        if not any(isinstance(structure, dict | list | tuple) for structure in (x, y)):
-            x, y = np.asarray(x), np.asarray(y)
-            if x.ndim == 2 and x.shape == y.shape and {x.dtype.kind, y.dtype.kind} <= set("iu"):
-                return TextSample(tokens or TOKENS, training.sample_temperature, training.seed, x[0], names)
+    of_tokens = names is not None and isinstance(shape, tuple) and len(shape) == 3 and shape[2] == len(names)
+    x, y, *_ = example() if of_tokens and tokens != 0 else ({}, {})
+    if names is not None and not any(isinstance(structure, dict | list | tuple) for structure in (x, y)):
+        x, y = np.asarray(x), np.asarray(y)
+        if x.ndim == 2 and x.shape == y.shape and {x.dtype.kind, y.dtype.kind} <= set("iu"):
+            return TextSample(tokens or TOKENS, training.sample_temperature, training.seed, x[0], names)
     if tokens:
         note(
             f"No text was sampled. Expected tokens, names for them, and a model of the logits of each next one, as "
@@ -91,8 +86,8 @@ def text_of(tokens: Sequence[int] | np.ndarray, names: Sequence[str]) -> str:
     >>> text_of([0, 1, 2], ["a", "\\xc3", "\\xa9"])
     'aé'
     """
-    parts_named = (names[int(token)] for token in tokens)
-    parts = (bytes.fromhex(byte[1]) if (byte := _BYTE.fullmatch(name)) else name.encode() for name in parts_named)
+    named = (names[int(token)] for token in tokens)
+    parts = (bytes.fromhex(byte[1]) if (byte := _BYTE.fullmatch(name)) else name.encode() for name in named)
     return b"".join(parts).decode(errors="replace")
 
 
@@ -104,14 +99,10 @@ def save(model: keras.Model, folder: Path, emit: Emit) -> str:
         except OSError:
             raise
         except Exception as error:  # whatever a class of a user's own raises
-            name = _written(model.save_weights, folder, WEIGHTS)
-            emit(
-                Warned(
-                    f"The trained model was saved as its weights, {name}, since Keras cannot save it whole: "
-                    f"{' '.join(str(error).split())[:200]}. Try get_config and from_config in "
-                    f"{type(model).__name__}; the weights load into a model that is made and built as this one was."
-                )
-            )
+            name, why = _written(model.save_weights, folder, WEIGHTS), " ".join(str(error).split())[:200]
+            saved = f"The trained model was saved as its weights, {name}, since Keras cannot save it whole: {why}. Try"
+            again = "the weights load into a model that is made and built as this one was."
+            emit(Warned(f"{saved} get_config and from_config in {type(model).__name__}; {again}"))
             return name
     except OSError as error:
         expected = f"Expected to be able to write the trained model to {folder}, received: {error.strerror or error}."

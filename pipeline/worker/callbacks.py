@@ -1,8 +1,7 @@
 """Runs Keras callbacks once, in the first process, and has every process follow what they decide.
 
-A callback may end training, set the learning rate or change any variable that training goes on with: after each hook
-the first process sends that to the others. Callbacks that evaluate or predict are answered by a copy of the model,
-outside the strategy, whose replicas in other processes know nothing about it.
+After each hook the first process sends the others what a callback has changed of what training goes on with. Those
+that evaluate or predict are answered by a copy of the model outside the strategy, unknown to other processes.
 """
 
 import contextlib
@@ -106,7 +105,6 @@ class Callbacks:
             self._obey(before, self._changed(words))
 
     def _answer(self, name: str, *arguments: object, **named: object) -> object:
-        """Answers by a copy what a callback asks of the model."""
         if self._copy is None:
             # A model that is made draws from the random state that training goes on with.
             state = of_random_state()
@@ -168,7 +166,6 @@ class Callbacks:
             self._plain[name].put(word)
 
     def _on_all(self, values: dict[str, object], arrays: dict[str, np.ndarray]) -> State:
-        """Returns the first process's values and arrays, on all processes."""
         own = State(values, arrays) if self.loop.chief else None
         state = on_all(own, lambda numbers: np.asarray(self.loop.from_first([numbers])[0]))
         assert state is not None, "the first process has one"

@@ -106,9 +106,8 @@ class Checkpointer:
         rate_scale: float = 1.0,
         share: float | None = None,
     ) -> None:
-        """The checkpoints of a training that begins with `state` and ends when `leave` says so; each tells `about`.
+        """Those of a training that begins with `state` and ends when `leave` says so; each tells `about`.
 
-        A loss `divergence_factor` times the first has exploded; `rate_scale` multiplies the learning rate.
         Checkpoints after each epoch may take a `share` of the time since the last one.
         """
         assert checkpoints.folder is not None, "the driver names the folder"
@@ -135,10 +134,8 @@ class Checkpointer:
             raise TrainingError(f"{expected} Try checkpoint.folder=..., or more space.") from error
 
     def write(self, state: State, wait: bool = False, gathered: float = 0.0) -> bool:
-        """Hands `state`, gathered in so many seconds, to the writer; with `wait`, returns if it was written.
-
-        One can wait while another is written. A later one takes its place, unless it was the best.
-        """
+        """Hands `state`, gathered in so many seconds, to the writer; with `wait`, returns if it was written."""
+        # One can wait while another is written. A later one takes its place, unless it was the best.
         under_way = [one for one in self._handed_over if not one[1].done()]
         if len(under_way) > 1:
             (_, first), (left_out, waiting) = under_way

@@ -9,6 +9,8 @@ from pipeline.record.events import Event, EventBase, Failed
 
 # Sends the driver an event; when, and by whom, is added on the way.
 Emit = Callable[[Event], None]
+# Keeps a text for the result.
+Note = Callable[[str], object]
 
 
 class CommandHandler(Protocol):

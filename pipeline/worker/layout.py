@@ -46,9 +46,8 @@ class ReplicaPlace:
 class BatchLayout:
     """The examples of each step: this process feeds `local` replicas, from number `first` on, of `replicas`.
 
-    `counts` holds the examples of each process's shard, or the one total where every process reads everything. An
-    epoch's last global batch, where too few examples are left for it, is "short", "left out", or "padded" with examples
-    that do not count. Without short ones all batches have one static shape.
+    `counts` holds the examples of each process's shard, or the one total where every process reads everything. The last
+    batch of an epoch, if too small, is "short", "left out", or "padded" with examples that do not count.
     """
 
     global_batch: int

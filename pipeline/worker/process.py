@@ -68,10 +68,7 @@ class WorkerProcess(abc.ABC):
 
     @abc.abstractmethod
     def _build(self, train_counts: list[int], validation_counts: list[int], resume: Resume) -> events.Built:
-        """Makes the model and the loop over the data, of which each shard has so many examples.
-
-        Training begins as `resume` says of the layout of the training data and their digest.
-        """
+        """Makes the model and the loop over shards of so many examples; training begins where `resume` says."""
 
     @abc.abstractmethod
     def _check(self) -> Check:

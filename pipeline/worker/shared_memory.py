@@ -246,7 +246,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _add(slots: np.ndarray, sums: Sequence[np.ndarray], start: int, end: int) -> None:
-    """Adds up slots [process, byte], in the order of ranks, which hold a message from `start` to `end`."""
+    # Slots are [process, byte], in the order of ranks, and hold a message from `start` to `end`.
     for place, total in _pieces(sums, start, end):
         _add_up(slots[:, place].view(total.dtype), total)
 

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -23,6 +23,7 @@ from pipeline.worker.variables import state_bytes
 
 # So many events of steps and epochs go with a checkpoint.
 RECENT = 64
+Arrays: TypeAlias = dict[str, np.ndarray]
 
 
 class Preempted(Exception):
@@ -215,7 +216,7 @@ class Training:
             self._checkpoint({}, best or None)
 
     def _agree(self) -> None:
-        """Shares what one process knows with all: that it is time for a checkpoint, or that it must leave."""
+        # One process knows that it is time for a checkpoint, or that it must leave.
         assert self._checkpointer is not None
         policy, loop = self._checkpointer.kept, self._loop
         by_time = policy.every_minutes is not None and self._clock() - self._saved_when >= 60 * policy.every_minutes
@@ -227,13 +228,8 @@ class Training:
         self._leaving = self._leaving or requests[1] > 0
         self._saving = self._saving or requests[0] > 0 or by_steps or self._leaving
 
-    def _checkpoint(
-        self, metrics: Mapping[str, np.ndarray] | None = None, best: Mapping[str, float] | None = None
-    ) -> None:
-        """Writes a checkpoint in the first process; raises `Preempted` where all are to leave.
-
-        `metrics` are those of the epoch where the model's own are others by now; empty between two epochs.
-        """
+    def _checkpoint(self, metrics: Arrays | None = None, best: Mapping[str, float] | None = None) -> None:
+        """Writes a checkpoint, with no metrics between two epochs; raises `Preempted` where all are to leave."""
         assert self._checkpointer is not None
         self._saving, self._saved_at, self._saved_when = False, self._done, self._clock()
         written: bool | None = None
@@ -246,7 +242,7 @@ class Training:
             self._emit(Left(self._done, written))
             raise Preempted
 
-    def _state(self, metrics: Mapping[str, np.ndarray], best: Mapping[str, float] | None) -> State:
+    def _state(self, metrics: Arrays, best: Mapping[str, float] | None) -> State:
         assert self._checkpointer is not None
         callbacks, arrays = of_callbacks(self._hooks.own, self._others())
         values = {
@@ -269,7 +265,7 @@ class Training:
             "told": [to_plain(event) for event in self._recent],
         }
         state = self._loop.state()
-        return State(values | state.values, arrays | state.arrays | dict(metrics))
+        return State(values | state.values, arrays | state.arrays | metrics)
 
     def _others(self) -> list[object]:
         model = self._loop.model
@@ -279,7 +275,7 @@ class Training:
         self._recent.append(stamped(event, time.time()))
         self._emit(event)
 
-    def _of_metrics(self) -> dict[str, np.ndarray]:
+    def _of_metrics(self) -> Arrays:
         return grouped("metrics", self._loop.metrics_state()) | grouped("totals", self._totals.state())
 
     def _restore(self) -> None:

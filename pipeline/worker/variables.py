@@ -8,7 +8,7 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -40,9 +40,7 @@ def updating(optimizer: keras.optimizers.Optimizer) -> tuple[keras.optimizers.Op
 
 
 def listed(
-    model: keras.Model,
-    optimizers: Sequence[keras.optimizers.Optimizer],
-    cut: Mapping[str, tuple[int, ...]] | None = None,
+    model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer], cut: dict[str, tuple[int, ...]] | None = None
 ) -> tuple[tuple[size.Variable, ...], int]:
     """Returns (variables of a built model, other bytes of its optimizers); `cut` has parts of variables, by path."""
     layers = [one for one in model._flatten_layers() if isinstance(one, keras.layers.Embedding) and one.built]
@@ -153,11 +151,7 @@ class Reference(NamedTuple):
 def held(roots: Iterable[object], known: Iterable[object]) -> list[Variable]:
     """The variables reached from `roots` but not only by way of `known`; in one order wherever these are made alike.
 
-    >>> class Blend(keras.losses.Loss):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.parts = [{"alpha": keras.Variable(0.5, name="alpha")}]
-    >>> [variable.name for variable in held([Blend()], known=[])]
+    >>> [variable.name for variable in held([[{"rate": keras.Variable(0.5, name="alpha")}]], known=[])]
     ['alpha']
     """
     return [thing for _, thing in _reached(roots, known) if is_variable(thing)]

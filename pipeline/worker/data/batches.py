@@ -135,10 +135,7 @@ def shuffled(part: tf.data.Dataset, window: int, seed: int, epoch: tf.Tensor) ->
 
 
 def epochs(layout: BatchLayout, position: Position, make: Epoch, numbered: bool = False) -> tf.data.Dataset:
-    """Returns what `make` returns for each epoch from the position on, of its number, examples trained and steps left.
-
-    Where the elements are to be `numbered`, the number of their epoch, int64, comes before the rest.
-    """
+    """What `make` returns of each epoch's number, examples trained and steps left; `numbered`, the number first."""
     left = layout.steps_after(position.examples)
 
     def epoch(number: tf.Tensor) -> tf.data.Dataset:

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data.errors import DataError
+from pipeline.data.errors import DataError, refuse
 from pipeline.data.examples import Examples, Leaf, leaves
 from pipeline.worker.data import loading
 from pipeline.worker.data.loading import NAMES, SEVERAL
@@ -64,28 +64,26 @@ def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tupl
 
 
 def _check_set(data: tf.data.Dataset, name: str) -> None:
-    spec = data.element_spec
-    if isinstance(spec, tuple) and len(spec) > len(NAMES):
-        expected = f"a {name} data set of (x, y) or (x, y, sample_weight)"
-        raise DataError(expected, f"one of {len(spec)} components", SEVERAL)
+    spec, several = data.element_spec, isinstance(data.element_spec, tuple) and len(data.element_spec) > len(NAMES)
+    expected = f"a {name} data set of (x, y) or (x, y, sample_weight)"
+    refuse((several, expected, several and f"one of {len(spec)} components", SEVERAL))
     _check_kinds(spec, name)
-    if is_batched(data):
-        expected = f"a {name} data set of single examples, which are batched here"
-        raise DataError(expected, f"one of batches, {_written(spec)}", "to leave out .batch, or dataset.unbatch()")
-    if not all(leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(spec)):
-        pad = "tf.ensure_shape in dataset.map, padding where sizes differ, or dataset.unbatch() where these are batches"
-        raise DataError(f"a {name} data set of examples of one size", _written(spec), pad)
+    varies = not all(leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(spec))
+    pad = "tf.ensure_shape in dataset.map, padding where sizes differ, or dataset.unbatch() where these are batches"
+    refuse(
+        (is_batched(data), f"a {name} data set of single examples, which are batched here",
+         f"one of batches, {_written(spec)}", "to leave out .batch, or dataset.unbatch()"),
+        (varies, f"a {name} data set of examples of one size", _written(spec), pad),
+    )  # fmt: skip
 
 
 def _check_batches(data: tf.data.Dataset, name: str) -> None:
-    spec = data.element_spec
-    if not all(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(spec)):
-        return
-    _check_kinds(spec, name)
-    first = {leaf.shape[0] for leaf in tf.nest.flatten(spec) if leaf.shape.rank} - {None}
-    if len(first) > 1:
+    spec, leaves_of_spec = data.element_spec, tf.nest.flatten(data.element_spec)
+    if all(isinstance(leaf, tf.TensorSpec) for leaf in leaves_of_spec):
+        _check_kinds(spec, name)
+        first = {leaf.shape[0] for leaf in leaves_of_spec if leaf.shape.rank} - {None}
         expected = f"a {name} data set of batches, as many examples in each of their arrays"
-        raise DataError(expected, _written(spec), "dataset.batch(32)")
+        refuse((len(first) > 1, expected, _written(spec), "dataset.batch(32)"))
 
 
 def _check_kinds(spec: Spec, name: str) -> None:
@@ -95,9 +93,9 @@ def _check_kinds(spec: Spec, name: str) -> None:
             received = f"a {type(leaf).__name__} in it"
             raise DataError(f"a {name} data set of dense tensors", received, f"{how} in dataset.map")
     labels = tf.nest.flatten(spec[1:]) if isinstance(spec, tuple) else []
-    if any(leaf.dtype == tf.string for leaf in labels):
-        instead = "keras.layers.StringLookup in dataset.map, which numbers classes"
-        raise DataError(f"numbers as y of the {name} data set", "text", instead)
+    are_text = any(leaf.dtype == tf.string for leaf in labels)
+    instead = "keras.layers.StringLookup in dataset.map, which numbers classes"
+    refuse((are_text, f"numbers as y of the {name} data set", "text", instead))
 
 
 def is_batched(data: tf.data.Dataset) -> bool:
@@ -151,9 +149,7 @@ def weighed(part: Part, class_weight: Mapping[int, float]) -> Part:
     return dataclasses.replace(part, spec=spec, **made)  # type: ignore[arg-type] # one that makes
 
 
-def _weighed(
-    example: Batch, class_weight: Mapping[int, float], batched: bool = False
-) -> tuple[Batch, Batch, tf.Tensor]:
+def _weighed(example: Batch, class_weight: Mapping[int, float], batched: bool = False) -> tuple[Any, ...]:
     x, y, weight = keras.utils.unpack_x_y_sample_weight(tuple(example))
     label = tf.convert_to_tensor(y)
     if label.shape.rank > int(batched):
@@ -176,7 +172,6 @@ def _check_labels(spec: Batch, examples: bool) -> None:
         instead = "train.class_weight=null, and weights of the examples in the data: (x, y, sample_weight)"
         raise DataError("labels of a single output for train.class_weight", received, instead)
     shape = np.shape(y)[1:] if examples else y.shape
-    if len(shape) > 1:
-        expected = "a class, or a number for each class, as the label of an example for train.class_weight"
-        instead = "train.class_weight=null, and (x, y, sample_weight)"
-        raise DataError(expected, f"labels of shape {list(shape)}", instead)
+    expected = "a class, or a number for each class, as the label of an example for train.class_weight"
+    instead = "train.class_weight=null, and (x, y, sample_weight)"
+    refuse((len(shape) > 1, expected, f"labels of shape {list(shape)}", instead))

@@ -1,7 +1,4 @@
-"""Loads the data of one process, for any engine: makes arrays of one length, and leaves out what is broken.
-
-Other kinds and shapes are refused in words.
-"""
+"""Loads one process's data, for any engine: arrays of one length, rid of what is broken. Others are refused."""
 
 import abc
 import itertools

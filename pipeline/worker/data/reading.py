@@ -72,18 +72,13 @@ class Reading:
 def opened(part: tf.data.Dataset) -> tf.data.Dataset | Examples:
     """A data set taken apart into what it reads and what its last `map`s make of it, where they draw on it alone."""
     # Itself where there are none: what is of Python's own, random or a variable is left to no other moment or process.
-    functions: list[Function] = []
-    inner = part
-    while True:
-        if isinstance(inner, MAPS) and is_pure(inner._map_func.function.graph):
-            functions.insert(0, applied(inner))
-        elif not isinstance(inner, PASSING_ON):
-            break
+    functions, inner = list[Function](), part
+    while isinstance(inner, PASSING_ON) or (isinstance(inner, MAPS) and is_pure(inner._map_func.function.graph)):
+        functions = [applied(inner), *functions] if isinstance(inner, MAPS) else functions
         inner = inner._input_dataset
     leaves = tf.nest.flatten(part.element_spec)
     if not functions or not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
         return part
-
     decode = partial(reduce, lambda example, function: function(example), functions)
     return Examples(inner, part.element_spec, decode=decode)
 
@@ -218,9 +213,8 @@ def _records(part: Examples, number: tf.Tensor, shuffle: bool, seed: int, readin
         columns = tuple(tf.gather(column, places) for column in columns)
     listed = tf.data.Dataset.from_tensor_slices(columns)
 
-    def read(
-        path: tf.Tensor, offset: tf.Tensor, skipped: tf.Tensor, count: tf.Tensor, key: tf.Tensor
-    ) -> tf.data.Dataset:
+    def read(*file: tf.Tensor) -> tf.data.Dataset:
+        path, offset, skipped, count, key = file
         variant = tf.raw_ops.TFRecordDatasetV2(
             filenames=path[tf.newaxis], compression_type="", buffer_size=BUFFER_BYTES, byte_offsets=offset[tf.newaxis]
         )
@@ -246,9 +240,7 @@ def serve(address: str) -> tuple[Server, Server]:
     return dispatcher, service.WorkerServer(service.WorkerConfig(address, f"{host}:%port%", port=0))
 
 
-def made_by(
-    servers: Sequence[str], raw: tf.data.Dataset, make: Callable[[tf.data.Dataset], tf.data.Dataset]
-) -> tf.data.Dataset:
+def made_by(servers: Sequence[str], raw: tf.data.Dataset, make: Callable[[Any], Any]) -> tf.data.Dataset:
     """Returns what `make` makes of the endless data set `raw`, each element by the next of the servers."""
     service = tf.data.experimental.service
     parts = [

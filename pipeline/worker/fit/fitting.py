@@ -271,10 +271,8 @@ def _check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[kera
         raise UserError(under, f"{foreign[0].path}, made outside it", instead)
 
 
-def _callbacks(
-    structure: Nested[keras.callbacks.Callback] | None, where: ReplicaPlace
-) -> list[keras.callbacks.Callback]:
-    own = structure.callbacks if isinstance(structure, keras.callbacks.CallbackList) else structure
+def _callbacks(own: Nested[keras.callbacks.Callback] | None, where: ReplicaPlace) -> list[keras.callbacks.Callback]:
+    own = own.callbacks if isinstance(own, keras.callbacks.CallbackList) else own
     flat = [callback for callback in keras.tree.flatten(own) if callback is not None]
     wrong = [type(callback).__name__ for callback in flat if not isinstance(callback, keras.callbacks.Callback)]
     # To save a model makes variables, which there all processes must make together; callbacks run in the first.

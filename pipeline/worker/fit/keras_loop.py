@@ -5,7 +5,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import keras
 import numpy as np
@@ -27,6 +27,9 @@ from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling.global_batch import asks_others
 from pipeline.worker.tensorflow.loss_scaling.metrics import on_global_batch
 from pipeline.worker.tensorflow.scheduled import AsyncLoop
+
+# True for the number of an epoch after which to validate.
+Due: TypeAlias = Callable[[int], bool]
 
 
 class KerasLoop(Loop):
@@ -55,12 +58,7 @@ class KerasLoop(Loop):
 
     @contextlib.contextmanager
     def over(
-        self,
-        train: Passes,
-        validation: Passes | None,
-        steps: int | None,
-        validation_steps: int | None,
-        due: Callable[[int], bool],
+        self, train: Passes, validation: Passes | None, steps: int | None, validation_steps: int | None, due: Due
     ) -> Iterator[None]:
         """Inside, it trains over `train` and validates epochs that are `due`, in so many steps, or all there are."""
         self._passes, self._validated = train, validation

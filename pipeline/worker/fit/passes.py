@@ -1,7 +1,6 @@
 """Turns the data that Keras's `fit` takes into each step's batches for this process's replicas, pass after pass.
 
-An element of a batched data set is a global batch, as in Keras, which all processes read, and of which each replica
-trains its even share.
+An element of a batched data set is a global batch, of which each replica trains its even share.
 """
 
 import sys

@@ -208,10 +208,7 @@ def of_plan(plan: Plan, process: Process) -> Add:
 
 
 def adding(memory: Memory) -> Add:
-    """Returns what adds arrays, float32, over the processes that share memory; called once in a process.
-
-    Small arrays are packed into one: to XLA one costs less than to Python, until it has much to copy.
-    """
+    """Returns what adds arrays, float32, over the processes that share memory; called once in a process."""
 
     @ctypes.CFUNCTYPE(c_void_p, POINTER(_Frame))  # type: ignore[untyped-decorator]
     def called(pointer: Any) -> Any:
@@ -242,7 +239,7 @@ def adding(memory: Memory) -> Add:
     mlir.register_lowering(sums, jax.ffi.ffi_lowering(TARGET, has_side_effect=True), platform="cpu")
 
     def add(arrays: list[Any]) -> list[Any]:
-        # There is always a loss, which is small.
+        # Small ones, of which there always is a loss, are packed: one costs XLA less than Python, until it copies much.
         small, large = ([one for one in arrays if (one.size < LARGE) is is_small] for is_small in (True, False))
         vector, *vectors = sums.bind(packed(small), *(one.astype(np.float32).reshape(-1) for one in large))
         of_small, of_large = iter(unpacked(vector, [one.shape for one in small])), iter(vectors)

@@ -1,5 +1,4 @@
-"""A process's data as NumPy arrays, the order in which steps take their examples, the same as under TensorFlow, and
-batches on the devices, made ready by a thread of its own while steps compute.
+"""A process's data as arrays, the order in which steps take them, as TensorFlow's, and batches, which a thread makes.
 
 With a single core they are made between steps: a thread would hold Python's lock while a step needs it to add up.
 """

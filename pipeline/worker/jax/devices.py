@@ -168,9 +168,20 @@ def derived_layout(model: keras.Model, parts: int) -> dict[str, Axes]:
 
 def written_layout(model: keras.Model, patterns: Mapping[str, Sequence[str | None]], mesh: Mesh) -> dict[str, Axes]:
     """Returns the axes of variables that patterns match, by path; refuses one without a match, and a path with two."""
-    paths = {variable.path: tuple(variable.shape) for variable in model.trainable_variables}
-    by = matched(patterns, list(paths), "a variable's whole path")
-    return {path: _checked(path, paths[path], patterns[pattern], mesh) for path, pattern in by.items()}
+    shapes = {variable.path: tuple(variable.shape) for variable in model.trainable_variables}
+    layout, sizes = dict[str, Axes](), ", ".join(f"{name}: {size}" for name, size in mesh.shape.items())
+    for path, pattern in matched(patterns, list(shapes), "a variable's whole path").items():
+        shape, axes = shapes[path], patterns[pattern]
+        named = [axis for axis in axes if axis is not None]
+        fits = len(axes) == len(shape) and len(set(named)) == len(named) and set(named) <= set(mesh.axis_names)
+        if not fits or any(length % mesh.shape[axis] for length, axis in zip(shape, axes, strict=True) if axis):
+            raise TrainingError(
+                f"Expected axes of the mesh ({sizes}) or null, one for each axis of {path} {list(shape)}, that divide "
+                f"it evenly, received {list(axes)}. "
+                f"Try {[None] * (len(shape) - 1) + [MODEL]}.".replace("None", "null").replace("'", "")
+            )
+        layout[path] = tuple(axes)
+    return layout
 
 
 def shardings(model: keras.Model, layout: Mapping[str, Axes], mesh: Mesh) -> dict[int, NamedSharding]:
@@ -192,15 +203,3 @@ def _cut(axes_of: dict[str, Axes], variable: keras.Variable, axis: int, parts: i
         return False
     axes_of[variable.path] = tuple(MODEL if place == axis else None for place in range(len(shape)))
     return True
-
-
-def _checked(path: str, shape: tuple[int, ...], axes: Sequence[str | None], mesh: Mesh) -> Axes:
-    named = [axis for axis in axes if axis is not None]
-    fits = len(axes) == len(shape) and len(set(named)) == len(named) and set(named) <= set(mesh.axis_names)
-    if not fits or any(length % mesh.shape[axis] for length, axis in zip(shape, axes, strict=True) if axis):
-        raise TrainingError(
-            f"Expected axes of the mesh ({', '.join(f'{name}: {size}' for name, size in mesh.shape.items())}) or null, "
-            f"one for each axis of {path} {list(shape)}, that divide it evenly, received {list(axes)}. "
-            f"Try {[None] * (len(shape) - 1) + [MODEL]}.".replace("None", "null").replace("'", "")
-        )
-    return tuple(axes)

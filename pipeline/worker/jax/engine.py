@@ -25,6 +25,7 @@ from pipeline.record.findings import Check
 from pipeline.worker import compiling, labels, variables
 from pipeline.worker.artifacts import Logits, sample_of
 from pipeline.worker.callbacks import Callbacks
+from pipeline.worker.engine import Note
 from pipeline.worker.jax import bucket, devices, step
 from pipeline.worker.jax.data import PARTS, DeviceData, ProcessData, of_batch
 from pipeline.worker.jax.devices import BATCH, MODEL
@@ -147,7 +148,7 @@ class JaxEngine(WorkerProcess):
         return type(error).__name__ in _KINDS and bool(_LOST.search(str(error)))
 
 
-def made(plan: Plan, data: ProcessData, note: Callable[[str], object] = str) -> keras.Model:
+def made(plan: Plan, data: ProcessData, note: Note = str) -> keras.Model:
     """Returns the plan's model, compiled and built; what means nothing here goes to `note`. Raises `UserError`."""
     shape = keras.tree.map_structure(lambda leaf: tuple(leaf.shape[1:]), data.train[0])
     unknown = data.num_classes is None and targets.asks_for(plan.model.build, "model.build", "num_classes")

@@ -196,9 +196,7 @@ class CompiledSteps:
         return result
 
 
-def lowered(
-    function: Callable[..., tuple[State, Any]], mesh: Mesh, places: State, *arguments: Any
-) -> jax.stages.Lowered:
+def lowered(function: Callable[..., Any], mesh: Mesh, places: State, *arguments: Any) -> jax.stages.Lowered:
     """A step or loop, to be compiled for a state and batches of the shapes that are given; `places` are the state's."""
     return jax.jit(function, donate_argnums=0, out_shardings=(places, everywhere(mesh))).lower(*arguments)
 
