@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import IO, Any, TypeAlias
 
@@ -92,28 +92,26 @@ def grouped(name: str, arrays: Sequence[np.ndarray | float]) -> dict[str, np.nda
 OnAll: TypeAlias = Callable[[State | None], State | None]
 
 
+@dataclass(eq=False)
 class Checkpointer:
-    """The checkpoints of one run in a folder, or on TensorFlow's file systems, written by a thread of its own."""
+    """The checkpoints of one run in a folder, or on TensorFlow's file systems, written by a thread of its own.
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        emit: Emit,
-        state: State | None = None,
-        leave: Callable[[], bool] = bool,
-        about: Mapping[str, Any] | None = None,
-        divergence_factor: float = math.inf,
-        rate_scale: float = 1.0,
-        share: float | None = None,
-    ) -> None:
-        """Those of a training that begins with `state` and ends when `leave` says so; each tells `about`.
+    The training begins with `state`, and ends when `leave` says so.
+    """
 
-        Checkpoints after each epoch may take a `share` of the time since the last one.
-        """
-        assert checkpoints.folder is not None, "the driver names the folder"
-        self.kept, self._folder, self._emit = checkpoints, checkpoints.folder, emit
-        self.state, self.leave, self.about, self.share = state, leave, about or {}, share
-        self.divergence_factor, self.rate_scale = divergence_factor, rate_scale
+    kept: Checkpoints
+    emit: Emit
+    state: State | None = None
+    leave: Callable[[], bool] = bool
+    # What each of them tells beside the state.
+    about: Mapping[str, Any] = field(default_factory=dict)
+    divergence_factor: float = math.inf
+    rate_scale: float = 1.0
+    # Of the time since the last one, that those after each epoch may take.
+    share: float | None = None
+
+    def __post_init__(self) -> None:
+        self._folder = str(self.kept.folder)
         # What is being written and what waits, and whether they were written; and whether one was late.
         self._writer, self._handed_over, self._late = ThreadPoolExecutor(1), list[tuple[State, Future[bool]]](), False
         # How long the last one took, with what it took to gather it; and why it could not be written, told once.
@@ -145,7 +143,7 @@ class Checkpointer:
                 self._late = True
                 late = "Checkpoints take longer to write than training takes from one to the next: that of step "
                 late += f"{left_out.values['step']} was left out for a later one. Try fewer of them."
-                self._emit(Warned(late))
+                self.emit(Warned(late))
         writing = self._writer.submit(self._write, state, gathered)
         self._handed_over = [*(one for one in under_way if not one[1].done()), (state, writing)]
         return not wait or writing.result()
@@ -175,7 +173,7 @@ class Checkpointer:
                 return State.read(values, values["arrays"], data)
             except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
                 passed_over = f"The checkpoint {self._path(name)} was passed over for the one before"
-                self._emit(Warned(f"{passed_over}: {_reason(error)}."))
+                self.emit(Warned(f"{passed_over}: {_reason(error)}."))
         return None
 
     def is_best(self, value: float) -> bool:
@@ -200,7 +198,7 @@ class Checkpointer:
             self._problem = _reason(error)
             if self._problem != before:
                 failed = f"The checkpoint of step {state.values['step']} could not be written to {self._folder}"
-                self._emit(Warned(f"{failed}: {self._problem}. Those before it are still there, and more are tried."))
+                self.emit(Warned(f"{failed}: {self._problem}. Those before it are still there, and more are tried."))
         return self._problem is None
 
     def _write_one(self, state: State) -> float:
@@ -229,7 +227,7 @@ class Checkpointer:
             raise
         self._tidy()
         seconds = time.perf_counter() - began
-        self._emit(Checkpoint(state.values["step"], self._path(f"{state.name}.json"), seconds=seconds))
+        self.emit(Checkpoint(state.values["step"], self._path(f"{state.name}.json"), seconds=seconds))
         return seconds
 
     def _tidy(self) -> None:

@@ -65,15 +65,11 @@ def compile_chosen(
     check_optimizer(chosen)
     if learning_rate is not None:
         _set_rate(chosen, learning_rate)
-    compile_anew(model, chosen, loss, metrics)
-
-
-def compile_anew(model: keras.Model, optimizer: Any, loss: Any, metrics: Any) -> None:
-    """Compiles with the optimizer, and with loss and metrics that are not None; others stay, also in what is saved."""
+    # What is not chosen stays, also in what is saved.
     before = dict(model._compile_config.config) if model.compiled and hasattr(model, "_compile_config") else {}
     # One that does not scale the loss by now was not to.
-    unscaled = {"auto_scale_loss": False} if model.compiled and optimizer is model.optimizer else {}
-    model.compile(optimizer=optimizer, loss=loss, metrics=metrics, **unscaled)
+    unscaled = {"auto_scale_loss": False} if model.compiled and chosen is model.optimizer else {}
+    model.compile(optimizer=chosen, loss=loss, metrics=metrics, **unscaled)
     if (now := getattr(getattr(model, "_compile_config", None), "config", None)) is None:
         return
     for names in TOGETHER:

@@ -149,8 +149,14 @@ class WorkerProcess(abc.ABC):
                 self._emit(self._time(command))
             case commands.Begin():
                 self._training = self._begun()
-            case commands.Calibrate():
-                self._emit(self._calibrated(command.steps_per_call))
+            case commands.Calibrate(steps_per_call):
+                self._advance(1, steps_per_call or 1)
+                while not self._loop.warm:
+                    self._advance(self._loop.concurrent_steps, 1)
+                count, workers = steps_per_call or CALIBRATION_STEPS, self._loop.concurrent_steps
+                timed = self._advance(count * workers, count)
+                seconds = sum(call.seconds for call in timed) * workers
+                self._emit(events.Calibrated(seconds / sum(call.steps for call in timed)))
             case commands.Measure():
                 self._emit(self._measured(command))
             case commands.Train():
@@ -241,15 +247,6 @@ class WorkerProcess(abc.ABC):
             self._emit(event)
         else:
             self._held.append(stamped(event, time.time()))
-
-    def _calibrated(self, steps_per_call: int | None) -> events.Calibrated:
-        loop, count = self._loop, steps_per_call or CALIBRATION_STEPS
-        self._advance(1, steps_per_call or 1)
-        while not loop.warm:
-            self._advance(loop.concurrent_steps, 1)
-        timed = self._advance(count * loop.concurrent_steps, count)
-        seconds = sum(call.seconds for call in timed) * loop.concurrent_steps
-        return events.Calibrated(seconds / sum(call.steps for call in timed))
 
     def _measured(self, command: commands.Measure) -> events.Measured:
         held = self._held = []

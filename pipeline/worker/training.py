@@ -268,8 +268,7 @@ class Training:
         return State(values | state.values, arrays | state.arrays | metrics)
 
     def _others(self) -> list[object]:
-        model = self._loop.model
-        return [model, *model.metrics_variables, *self._loop.variables()]
+        return [self._loop.model, *self._loop.model.metrics_variables, *self._loop.variables()]
 
     def _emit_and_keep(self, event: Event) -> None:
         self._recent.append(stamped(event, time.time()))

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 import pipeline
-from pipeline.worker.compiling import compile_anew
+from pipeline.worker.compiling import compile_chosen
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import build
 
@@ -136,7 +136,7 @@ def test_what_takes_no_batch_of_the_data_is_said_in_one_sentence(mistake):
 ])  # fmt: skip
 def test_a_saved_model_evaluates_as_it_was_trained(tmp_path, loss, metrics, wanted):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
-    compile_anew(compiled(model, loss_weights=0.5, metrics=["mae"]), "sgd", loss, metrics)
+    compile_chosen(compiled(model, loss_weights=0.5, metrics=["mae"]), "sgd", None, loss, metrics)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     for one in (model, loaded):

@@ -14,11 +14,8 @@ WEIGHTS = {0: 0.5, 2: 4.0}
 X = np.arange(12, dtype="float32").reshape(6, 2)
 Y = np.array([0, 1, 2, 2, 7, 0], "int32")
 LABELS = {
-    "numbers": Y,
-    "a column": Y[:, None],
-    "floats": Y.astype("float32"),
-    "one-hot": np.eye(8, dtype="float32")[Y],
-}
+    "numbers": Y, "a column": Y[:, None], "floats": Y.astype("float32"), "one-hot": np.eye(8, dtype="float32")[Y]
+}  # fmt: skip
 
 
 def by_keras(y: np.ndarray) -> list[float]:
@@ -70,9 +67,7 @@ def test_data_without_one_label_an_example_are_refused(part, words):
         weighed(part, WEIGHTS)
 
 
-@pytest.mark.parametrize(
-    "given", ["{0: -1}", "{0: x}", "{0: 1, a: 2}", "{}", "[1,2]", "{0: inf}", "{1.5: 2}", "{0: 0}"]
-)
+@pytest.mark.parametrize("given", "{0:-1} {0:x} {0:1,a:2} {} [1,2] {0:inf} {1.5:2} {0:0}".split())
 def test_a_wrong_value_is_refused_in_words(asked, given):
     ran: Ran = asked(*QUICK, "mode=plan", f"train.class_weight={given}").failed(2)
     assert "Expected train.class_weight to give numbers of classes weights" in ran.err

@@ -38,12 +38,6 @@ def wrote(without_tensorflow, saved):
     return scripts.came("on_jax", saved[0], python=without_tensorflow, **on_jax.ENVIRON)
 
 
-@pytest.fixture(scope="module")
-def came(wrote):
-    """What each model came to on each mesh."""
-    return wrote["trained"]
-
-
 @pytest.mark.slow
 def test_batches_are_made_ready_by_a_thread_which_tells_what_fails_and_ends_where_nobody_wants_more(wrote):
     read = wrote["read"]
@@ -65,8 +59,8 @@ def test_steps_of_several_devices_of_one_process_do_not_wait_for_one_another_for
 
 
 @pytest.mark.slow
-def test_steps_are_made_in_loops_but_for_convolutions_on_a_cpu(came):
-    room = {name: found["room"] for name, found in came.items()}
+def test_steps_are_made_in_loops_but_for_convolutions_on_a_cpu(wrote):
+    room = {name: found["room"] for name, found in wrote["trained"].items()}
     assert room["mlp one"] == 39, "steps of an epoch"
     assert room["transformer both"] == 6
     assert room["normalized looped dropped"] == 4, "on a GPU, where an epoch has seven"
@@ -74,9 +68,9 @@ def test_steps_are_made_in_loops_but_for_convolutions_on_a_cpu(came):
 
 
 @pytest.mark.slow
-def test_every_mesh_trains_to_the_losses_of_one_device(came):
-    for name, found in came.items():
-        one = came[f"{name.split()[0]} one{' dropped' * name.endswith('dropped')}"]
+def test_every_mesh_trains_to_the_losses_of_one_device(wrote):
+    for name, found in wrote["trained"].items():
+        one = wrote["trained"][f"{name.split()[0]} one{' dropped' * name.endswith('dropped')}"]
         assert len(found["losses"]) == sum(on_jax.CALLS)
         np.testing.assert_allclose(found["losses"], one["losses"], rtol=0, atol=1e-5, err_msg=name)
         assert len(set(found["digests"])) == 1
@@ -87,16 +81,16 @@ def test_every_mesh_trains_to_the_losses_of_one_device(came):
 
 
 @pytest.mark.slow
-def test_a_replica_of_two_devices_holds_half_on_each_and_slots_are_where_their_weights_are(came):
+def test_a_replica_of_two_devices_holds_half_on_each_and_slots_are_where_their_weights_are(wrote):
     for name in ("mlp", "normalized", "cnn", "transformer"):
-        found = {key.split()[1]: value for key, value in came.items() if key.split()[0] == name}
+        found = {key.split()[1]: value for key, value in wrote["trained"].items() if key.split()[0] == name}
         cut = found.get("both") or found["model"]
         assert cut["held"] < 0.6 * found["one"]["held"], name
         slots = {f"{one.replace('/', '_')}_{slot}": one for one in cut["cut"] for slot in ("momentum", "velocity")}
         for path, place in cut["places"].items():
             assert place == cut["places"][slots.get(path.partition("/")[2], path)], path
     # Kernels are cut by column, then by row, attention by heads, and embeddings by rows.
-    cut = came["transformer both"]["cut"]
+    cut = wrote["trained"]["transformer both"]["cut"]
     assert cut["embedding/embeddings"] == ["model", None]
     for name in ("attention/query", "attention/key", "attention/value", "widen"):
         assert cut[f"block_1/{name}/kernel"] == [None, "model"]
@@ -105,8 +99,8 @@ def test_a_replica_of_two_devices_holds_half_on_each_and_slots_are_where_their_w
 
 
 @pytest.mark.slow
-def test_a_written_layout_that_matches_nothing_twice_or_no_shape_is_refused_and_groups_of_channels_over_a_mesh(came):
-    nothing, twice, unfit, grouped = came["mlp both"]["refused"]
+def test_a_written_layout_that_matches_nothing_twice_or_no_shape_is_refused_and_groups_of_channels_over_a_mesh(wrote):
+    nothing, twice, unfit, grouped = wrote["trained"]["mlp both"]["refused"]
     assert "received kernel, which matches none of dense" in nothing
     assert "Try .*kernel.*" in nothing
     assert "which both match dense" in twice
@@ -135,23 +129,11 @@ def test_tensorflow_trains_to_the_same_losses_from_the_same_weights_and_each_goe
             assert np.mean(rest) < np.mean(losses[name][:9]), name
 
 
-@pytest.fixture(scope="module")
-def bucketed():
-    """What `support/bucketed.py` prints."""
-    return scripts.came("bucketed", **on_jax.ENVIRON)
-
-
 @pytest.mark.slow
-def test_only_models_of_which_no_example_meets_another_before_the_loss_have_a_bucket(bucketed):
-    assert {name: of["fits"] for name, of in bucketed.items()} == {
-        name: of["expected"] for name, of in bucketed.items()
-    }
-    assert not any(of["others"] for of in bucketed.values()), "one device, or one cut over several, exchange none"
-
-
-@pytest.mark.slow
-def test_a_bucket_is_one_array_and_makes_of_a_batch_what_is_made_without(bucketed):
-    for name, of in bucketed.items():
+def test_models_of_which_no_example_meets_another_before_the_loss_have_a_bucket_that_is_one_array_and_adds_the_same():
+    for name, of in scripts.came("bucketed", **on_jax.ENVIRON).items():
+        assert of["fits"] == of["expected"], name
+        assert not of["others"], "one device, or one cut over several, exchange none"
         if of["fits"]:
             assert " ".join(of["sums"]).count("f32") == 1, (name, of["sums"])
             assert of["far"]["whole"] < 1e-6, name
@@ -159,13 +141,11 @@ def test_a_bucket_is_one_array_and_makes_of_a_batch_what_is_made_without(buckete
             assert of["far"]["short"] == of["far"]["weighted"] == 0, name
 
 
-@pytest.mark.parametrize(
-    ("examples", "seed", "epoch"), [(1, 0, 0), (2, 3, 4), (7, 12345, 9), (1438, 0, 0), (9, 2**31 - 1, 5)]
-)
-def test_the_order_of_an_epoch_is_that_of_tensorflow(examples, seed, epoch):
-    for number, drawn in enumerate(orders(examples, seed, range(epoch, epoch + 3)), start=epoch):
-        expected = batches.order(examples, seed, tf.constant(number, tf.int64)).numpy()
-        np.testing.assert_array_equal(drawn, expected)
+def test_the_order_of_an_epoch_is_that_of_tensorflow():
+    for examples, seed, epoch in ((1, 0, 0), (2, 3, 4), (7, 12345, 9), (1438, 0, 0), (9, 2**31 - 1, 5)):
+        for number, drawn in enumerate(orders(examples, seed, range(epoch, epoch + 3)), start=epoch):
+            expected = batches.order(examples, seed, tf.constant(number, tf.int64)).numpy()
+            np.testing.assert_array_equal(drawn, expected)
 
 
 # Has each program compiled by a process of its own, a fork of one that has imported all.
@@ -185,39 +165,28 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture(scope="module")
-def compiling():
-    """What compiles programs."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    environ = os.environ | {"KERAS_BACKEND": "jax"}
+@pytest.fixture
+def compiled(tmp_path):
+    """Compiles a program that multiplies by a number, where so many bytes are kept; returns what is then kept."""
+    pipes, environ = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}, os.environ | {"KERAS_BACKEND": "jax"}
+
+    def kept(factor, most=1 << 30):
+        print(json.dumps([str(tmp_path), factor, most]), file=process.stdin, flush=True)
+        assert float(process.stdout.readline()) == 2 * factor
+        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in tmp_path.glob("*/*")}
+
     with subprocess.Popen([sys.executable, "-c", COMPILES], env=environ, text=True, **pipes) as process:
-        yield process
+        yield kept
         process.stdin.close()
 
 
-@pytest.fixture
-def compiled(tmp_path, compiling):
-    """Compiles a program that multiplies by a number, where so many bytes are kept; returns what is then kept."""
-
-    def kept(factor, most=1 << 30):
-        print(json.dumps([str(tmp_path), factor, most]), file=compiling.stdin, flush=True)
-        assert float(compiling.stdout.readline()) == 2 * factor
-        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in tmp_path.glob("*/*")}
-
-    return kept
-
-
-def test_a_program_of_which_a_killed_process_has_left_a_part_is_compiled_again_and_kept(compiled):
-    programs = compiled(3)
-    assert programs
-    assert compiled(3) == programs
-    (path, (size, _)) = programs.popitem()
-    path.write_bytes(path.read_bytes()[: size // 2])
-    assert compiled(3)[path][0] == size
-
-
-def test_programs_that_were_used_least_recently_go_where_they_take_too_much(compiled):
+def test_a_program_of_which_only_a_part_is_there_is_compiled_again_and_those_used_least_recently_go(compiled):
     (first,) = one = compiled(3)
+    assert compiled(3) == one
+    size = one[first][0]
+    first.write_bytes(first.read_bytes()[: size // 2])
+    one = compiled(3)
+    assert one[first][0] == size
     both = compiled(4)
     assert len(both) == 2
     # The first one is used again.
@@ -265,16 +234,13 @@ def test_lists_are_arrays_wherever_they_are_as_under_tensorflow():
     assert x.tolist() == [1.5, 2.0]
 
 
-@pytest.mark.parametrize(
-    ("part", "words"),
-    [
-        (([[1.0], [1.0, 2.0]], [0, 1]), "rows of one length"),
-        ((np.ones(2, np.longdouble), [0, 1]), r"numbers .* Try \.astype"),
-        ((csr_matrix(np.eye(2)), [0, 1]), r"Try \.toarray\(\)"),
-        (np.eye(2), r"one array, of shape \[2, 2\]\. Try return \(x, y\), None"),
-        (tf.data.Dataset.range(3), "received a _RangeDataset"),
-    ],
-)
+@pytest.mark.parametrize(("part", "words"), [
+    (([[1.0], [1.0, 2.0]], [0, 1]), "rows of one length"),
+    ((np.ones(2, np.longdouble), [0, 1]), r"numbers .* Try \.astype"),
+    ((csr_matrix(np.eye(2)), [0, 1]), r"Try \.toarray\(\)"),
+    (np.eye(2), r"one array, of shape \[2, 2\]\. Try return \(x, y\), None"),
+    (tf.data.Dataset.range(3), "received a _RangeDataset"),
+])  # fmt: skip
 def test_arrays_that_are_others_are_refused_with_what_makes_them_right(part, words):
     with pytest.raises(DataError, match=words):
         data._known(part, "train")

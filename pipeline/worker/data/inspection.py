@@ -111,12 +111,7 @@ def first_broken(part: Part | None, classes: int | None) -> list[Broken]:
 
 
 def _reason(message: str) -> str:
-    """Returns what TensorFlow says went wrong, without where in its graph.
-
-    >>> _reason("{{function_node f}} Error in user-defined function passed to Map:1 transformation with iterator: \\
-    ... Iterator::Root::Map: assertion failed: [bad] [Op:IteratorGetNext]")
-    'assertion failed: [bad]'
-    """
+    # Without where in TensorFlow's graph it is: "... transformation with iterator: Iterator::Root: REASON [Op:...]".
     first = message.splitlines()[0] if message else ""
     first = re.sub(r"^.*transformation with iterator: \S+: ", "", first)
     return re.sub(r"\{\{.*?\}\}|\[Op:\w+\].*|name: *$", "", first).strip()

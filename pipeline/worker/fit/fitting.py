@@ -93,10 +93,14 @@ def fit(
         # The last examples.
         split = array_slicing.train_validation_split(parts, validation_split=validation_split)
         (x, y, sample_weight), validation_data = split
+    # Another for each call, the same after the same global seed, from where Keras draws the order of a PyDataset.
+    seed = 0 if isinstance(x, keras.utils.PyDataset) else random.randrange(2**31)
     with _adding(strategy):
+        if where.processes > 1:
+            seed = int(from_first(strategy, over(strategy))([tf.constant([seed], tf.float64)])[0][0])
         train = passes.passes(
-            where, x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle,
-            seed=_agreed_seed(strategy, where, x), class_weight=class_weight,
+            where, x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, seed=seed,
+            class_weight=class_weight,
         )  # fmt: skip
         held_out = _held_out(where, validation_data, validation_batch_size, batch_size, validation_steps)
         per_call = None
@@ -124,7 +128,8 @@ def fit(
             # That of an earlier `fit`, as long as the model is compiled as it was then.
             is_new = not isinstance(loop, loop_class) or not loop.serves(model, strategy, train, gather)
             if is_new:
-                loop = loop_class(model, strategy, train, where.chief, where.processes == 1, gather, adding)
+                alone = where.processes == 1
+                loop = loop_class(model, strategy, train, gather, chief=where.chief, alone=alone, collective=adding)
                 # Past Keras's own setter, which looks for weights in everything.
                 vars(model)[KEPT_AS] = loop
             with loop.over(train, held_out, steps_per_epoch, validation_steps, due):
@@ -222,17 +227,6 @@ def _held_out(
             lambda leaf: None if leaf is None else leaf[: batch_size * steps], (x, y, sample_weight), none_is_leaf=True
         )
     return passes.passes(where, x, y, sample_weight, batch_size=batch_size, steps=steps)
-
-
-def _agreed_seed(strategy: tf.distribute.Strategy, where: ReplicaPlace, x: FitData) -> int:
-    """The first process's seed for the order of arrays: another for each call, the same after the same global seed."""
-    # It is drawn where `keras.utils.set_random_seed` sets it, and where Keras draws the order of a PyDataset.
-    if isinstance(x, keras.utils.PyDataset):
-        return 0
-    seed = random.randrange(2**31)
-    if where.processes == 1:
-        return seed
-    return int(from_first(strategy, over(strategy))([tf.constant([seed], tf.float64)])[0][0])
 
 
 @contextlib.contextmanager

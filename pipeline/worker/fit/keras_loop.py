@@ -15,14 +15,12 @@ from pipeline.data.arrays import Nested
 from pipeline.errors import UserError, refuse
 from pipeline.private import pythonify_logs
 from pipeline.worker.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
-from pipeline.worker.collective import Collective
 from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.engine import Emit
 from pipeline.worker.fit.passes import UNTIL_IT_ENDS, Passes
 from pipeline.worker.loop import Call, Totals
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow import tables
-from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.loss_scaling.global_batch import asks_others
 from pipeline.worker.tensorflow.loss_scaling.metrics import on_global_batch
@@ -39,16 +37,10 @@ class KerasLoop(Loop):
     hooks: "KerasHooks"
 
     def __init__(
-        self,
-        model: keras.Model,
-        strategy: tf.distribute.Strategy,
-        train: Passes,
-        chief: bool,
-        alone: bool,
-        gather: bool = False,
-        collective: Collective[Addend] | None = None,
+        self, model: keras.Model, strategy: tf.distribute.Strategy, train: Passes, gather: bool, **others: Any
     ) -> None:
-        super().__init__(model, strategy, train, chief=chief, alone=alone, collective=collective, gather=gather)  # type: ignore[arg-type]
+        """`others` are those of `Loop`."""
+        super().__init__(model, strategy, train, gather=gather, **others)  # type: ignore[arg-type]
         self._validate, self._made_for = self._validation_function(None), _parts(model, strategy, train, gather)
 
     def serves(self, model: keras.Model, strategy: tf.distribute.Strategy, train: Passes, gather: bool) -> bool:
