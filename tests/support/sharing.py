@@ -158,7 +158,7 @@ def killed(meeting, by_jax=False):
         add, is_known = memory.sum, lambda error: isinstance(error, PeerLostError)
         if by_jax:
             jax, engine, in_graph = compiling(memory)
-            compiled, is_known = jax.jit(lambda vector: in_graph([vector])[0]), engine.lost_a_peer
+            compiled, is_known = jax.jit(lambda vector: in_graph([vector])[0]), engine._lost_a_peer
             add = lambda vector: compiled(vector).block_until_ready()  # noqa: E731
         add(np.ones(10, np.float32))
         if rank == 1:

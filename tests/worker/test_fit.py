@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import keras
@@ -226,11 +225,8 @@ ENDS_BEFORE = (
 
 
 def test_the_end_of_data_of_unknown_length_is_no_step(mirrored) -> None:
-    data = batched().filter(lambda x, y: True)
     for strategy in (None, mirrored):
-        with strategy.scope() if strategy else contextlib.nullcontext():
-            model = classifier()
-        history = pipeline.fit(model, data, epochs=3, verbose=0)
+        model, history = fitted(classifier, {"x": batched().filter(lambda x, y: True), "epochs": 3}, strategy)
         assert len(history.history["loss"]) == 3
         assert int(model.optimizer.iterations.numpy()) == 3 * 4
 
@@ -266,14 +262,14 @@ def test_dropout_draws_what_it_draws_in_keras_on_one_device() -> None:
 
 
 def test_shuffled_arrays_are_seen_once_an_epoch_in_an_order_of_the_seed(mirrored) -> None:
-    def history(strategy: tf.distribute.Strategy, seed: int) -> Any:
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            model = classifier()
-        keras.utils.set_random_seed(seed)
-        return pipeline.fit(model, X, Y, epochs=2, verbose=0).history["loss"]
+    def history(strategy: tf.distribute.Strategy | None, seed: int) -> Any:
+        def fit(*data: Any, **named: Any) -> Any:
+            keras.utils.set_random_seed(seed)
+            return pipeline.fit(*data, **named)
 
-    one = history(tf.distribute.get_strategy(), 7)
+        return fitted(classifier, {"x": X, "y": Y, "epochs": 2, "shuffle": True}, strategy, fit)[1].history["loss"]
+
+    one = history(None, 7)
     assert history(mirrored, 7) == pytest.approx(one, rel=1e-5)
     assert history(mirrored, 8) != pytest.approx(one, rel=1e-5)
 
@@ -283,8 +279,7 @@ def test_a_training_that_a_hook_ends_has_the_history_and_the_weights_of_keras(ho
     def arguments() -> dict[str, Any]:
         return {"x": X, "y": Y, "epochs": 3, "validation_data": (X[:9], Y[:9]), "callbacks": [Stopping(hook)]}
 
-    model, theirs = by_keras(classifier, arguments())
-    stopped, ours = fitted(classifier, arguments())
+    (model, theirs), (stopped, ours) = by_keras(classifier, arguments()), fitted(classifier, arguments())
     assert_same(ours, theirs, 2e-6)
     assert stopped.optimizer.iterations == model.optimizer.iterations
 
@@ -314,33 +309,27 @@ def test_fit_goes_on_where_it_was_left_and_leaves_the_model_to_keras(mirrored, t
 
 def test_a_model_compiled_anew_trains_by_its_new_settings(mirrored) -> None:
     histories = []
-    for fit in (keras.Model.fit, pipeline.fit):
-        keras.utils.set_random_seed(3)
-        with mirrored.scope() if fit is pipeline.fit else ExitStack():
-            model = classifier()
-            fit(model, X, Y, batch_size=16, shuffle=False, verbose=0)
+    for fit, strategy in ((keras.Model.fit, None), (pipeline.fit, mirrored)):
+        model, _ = fitted(classifier, ARRAYS, strategy, fit)
+        with strategy.scope() if strategy else contextlib.nullcontext():
             model.layers[0].trainable = False
             model.compile(keras.optimizers.SGD(0.5), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
-            histories.append(fit(model, X, Y, batch_size=16, shuffle=False, verbose=0, epochs=2))
+            histories.append(fit(model, **ARRAYS, shuffle=False, verbose=0, epochs=2))
     assert_same(histories[1], histories[0], 1e-5)
-
-
-def noting(hooks: list[str]) -> keras.callbacks.Callback:
-    return keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: hooks.append(f"train {batch} {sorted(logs)}"),
-        on_test_begin=lambda logs: hooks.append("test"),
-        on_test_batch_end=lambda batch, logs: hooks.append(f"test {batch}"),
-        on_test_end=lambda logs: hooks.append(f"tested {sorted(logs)}"),
-    )
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_callbacks_see_the_batches_that_they_see_in_keras(steps_per_execution: int, mirrored) -> None:
-    arguments, theirs, ours = {**ARRAYS, "epochs": 2, "validation_data": (X, Y)}, list[str](), list[str]()
-    by_keras(lambda: classifier(steps_per_execution=steps_per_execution), arguments | {"callbacks": [noting(theirs)]})
-    fitted(
-        lambda: classifier(steps_per_execution=steps_per_execution), arguments | {"callbacks": [noting(ours)]}, mirrored
-    )
+    theirs, ours = list[str](), list[str]()
+    for hooks, fit, strategy in ((theirs, by_keras, ()), (ours, fitted, (mirrored,))):
+        noting = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, hooks=hooks: hooks.append(f"train {batch} {sorted(logs)}"),
+            on_test_begin=lambda logs, hooks=hooks: hooks.append("test"),
+            on_test_batch_end=lambda batch, logs, hooks=hooks: hooks.append(f"test {batch}"),
+            on_test_end=lambda logs, hooks=hooks: hooks.append(f"tested {sorted(logs)}"),
+        )
+        arguments = {**ARRAYS, "epochs": 2, "validation_data": (X, Y), "callbacks": [noting]}
+        fit(lambda: classifier(steps_per_execution=steps_per_execution), arguments, *strategy)
     if steps_per_execution == 1:
         assert ours == theirs
     else:
@@ -360,15 +349,15 @@ def test_keras_own_bar_shows_the_progress(verbose: Any, capsys) -> None:
 
 def test_text_trains_whatever_holds_it_and_is_refused_as_labels_with_how_to_number_them(mirrored) -> None:
     text = np.array(["a b", "b c", "c d", "a d"] * 8)
-    kinds = (tf.constant(text), text, text.astype("S"), text.astype(object), text.tolist())
-    histories = []
+    kinds, histories = (tf.constant(text), text, text.astype("S"), text.astype(object), text.tolist()), []
+
+    def of_words() -> keras.Model:
+        words = keras.layers.TextVectorization(output_mode="multi_hot", vocabulary=["a", "b", "c", "d"])
+        model = keras.Sequential([keras.Input((), dtype="string"), words, keras.layers.Dense(2, "softmax")])
+        return compiled(model)
+
     for x in kinds:
-        keras.utils.set_random_seed(0)
-        with mirrored.scope():
-            words = keras.layers.TextVectorization(output_mode="multi_hot", vocabulary=["a", "b", "c", "d"])
-            model = keras.Sequential([keras.Input((), dtype="string"), words, keras.layers.Dense(2, "softmax")])
-            model.compile("sgd", loss="sparse_categorical_crossentropy")
-        made = pipeline.fit(model, x, np.arange(32) % 2, batch_size=8, shuffle=False, verbose=0)
+        _, made = fitted(of_words, {"x": x, "y": np.arange(32) % 2, "batch_size": 8}, mirrored)
         histories.append(made.history["loss"])
         with pytest.raises(UserError, match=r"'a b'.* Try numpy\.unique"):
             pipeline.fit(classifier(), x=X[:32], y=x, verbose=0)
@@ -412,10 +401,7 @@ def test_what_cannot_be_honoured_is_refused_in_words(make, arguments, words: str
 
 @pytest.mark.parametrize(("layer", "words"), [
     ("running maximum", r"differ from one device in state of looking/largest .* Try .* or check=False, if"),
-    (
-        "batch softmax",
-        r"It begins in layer looking, which does not treat each example by itself\. .* or check=False",
-    ),
+    ("batch softmax", r"It begins in layer looking, which does not treat each example by itself\. .* or check=False"),
 ])  # fmt: skip
 def test_what_replicas_make_otherwise_than_one_device_is_warned_of_before_the_first_fit(layer, words, mirrored) -> None:
     def made() -> keras.Model:
