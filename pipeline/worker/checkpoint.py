@@ -140,10 +140,9 @@ class Checkpointer:
             if left_out.values["best"]:
                 futures.wait([first])
             elif waiting.cancel() and not self._late:
-                self._late = True
-                late = "Checkpoints take longer to write than training takes from one to the next: that of step "
-                late += f"{left_out.values['step']} was left out for a later one. Try fewer of them."
-                self.emit(Warned(late))
+                self._late, step = True, left_out.values["step"]
+                late = "Checkpoints take longer to write than training takes from one to the next: that of step"
+                self.emit(Warned(f"{late} {step} was left out for a later one. Try fewer of them."))
         writing = self._writer.submit(self._write, state, gathered)
         self._handed_over = [*(one for one in under_way if not one[1].done()), (state, writing)]
         return not wait or writing.result()
@@ -259,11 +258,10 @@ class Checkpointer:
             return None
 
     def _names(self) -> list[str]:
-        try:
+        with contextlib.suppress(OSError):
             names = files.names(self._folder)
-        except OSError:
-            return []
-        return [file.removesuffix(".json") for file in names if file.startswith("step-") and file.endswith(".json")]
+            return [file.removesuffix(".json") for file in names if file.startswith("step-") and file.endswith(".json")]
+        return []
 
     def _manifest(self, name: str) -> dict[str, Any]:
         return json.loads(files.read(self._path(f"{name}.json")))  # type: ignore[no-any-return]

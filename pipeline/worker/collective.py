@@ -70,12 +70,10 @@ BUILT = ".venv-horovod"
 def check_collective(name: str) -> None:
     """Refuses a name that no collective has, and one that is not built, without importing any. Raises `UserError`."""
     check_offer("collectives", name, "strategy.collective", {AUTO: "", **COLLECTIVES}, INSTEAD)
-    if name != HOROVOD:
-        return
-    module = find_spec(HOROVOD)
+    module = find_spec(HOROVOD) if name == HOROVOD else None
     folders = () if module is None else module.submodule_search_locations or ()
     # With what it compiles for TensorFlow.
-    if not any(True for folder in folders for _ in Path(folder, "tensorflow").glob("mpi_lib*.so")):
+    if name == HOROVOD and not any(any(Path(folder, "tensorflow").glob("mpi_lib*.so")) for folder in folders):
         interpreter = Path(sys.prefix).parent / BUILT / "bin" / "python"
         typed = f"`{BUILT}/bin/python -m pipeline`"
         then = typed if interpreter.exists() else f"`make horovod`, which takes ten minutes, and then {typed}"

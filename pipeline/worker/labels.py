@@ -4,6 +4,7 @@ Cross-entropies over classes are looked at, of whose labels TensorFlow complains
 on a GPU; and the shapes under losses that compare element by element, which are broadcast over the batch by chance.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,11 +65,9 @@ class Output:
 def check(model: keras.Model, batch: Batch) -> None:
     """Refuses, by shapes alone, a compiled model whose losses cannot be those of such a batch. Raises `DataError`."""
     _, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    if y is None:
-        if model._compile_loss is not None and not _has_own(model):
-            instead = "(x, y), or a model that is compiled without a loss and has add_loss"
-            raise DataError("labels for the model's loss", "data of x alone", instead)
-        return
+    unlabelled = y is None and model._compile_loss is not None and not _has_own(model)
+    instead = "(x, y), or a model that is compiled without a loss and has add_loss"
+    refuse((unlabelled, "labels for the model's loss", "data of x alone", instead))
     for output in _known(model, batch):
         if (labels := output.labels(y)) is not None:
             _check_shape(output, tuple(labels.shape))
@@ -201,9 +200,9 @@ def _outputs(loss: Any, y: Batch, predicted: Any, names: Sequence[str] | None) -
     each = list[tuple[str, Any, Any, Any]]()
     if not keras.tree.is_nested(predicted):
         (name,) = names if names is not None and len(names) == 1 else ("the model",)
-        flat = keras.tree.flatten(loss)
         # y may be nested where its only output is named.
         key = next(iter(y)) if isinstance(y, Mapping) else 0 if keras.tree.is_nested(y) else None
+        flat = keras.tree.flatten(loss)
         each = [(name, key, flat[0], predicted)] if len(flat) == 1 else []
     else:
         keys = predicted if isinstance(predicted, Mapping) else range(len(predicted))
@@ -222,10 +221,8 @@ def _outputs(loss: Any, y: Batch, predicted: Any, names: Sequence[str] | None) -
 def _kind(loss: Any) -> Kind | None:
     """Returns what a loss takes; None for one that is not known."""
     if isinstance(loss, str | type):
-        try:
+        with contextlib.suppress(ValueError, TypeError):
             loss = losses.get(loss)
-        except (ValueError, TypeError):
-            return None
     function = getattr(loss, "fn", loss)
     return next((kind for kind, functions in KINDS.items() if any(function is one for one in functions)), None)
 

@@ -222,7 +222,7 @@ class TrainingLoop(abc.ABC):
         """Returns the arrays that training goes on with, without what metrics count, and `counts` of async steps."""
         arrays = dict[str, np.ndarray]()
         for name, together in self.kept().items():
-            parts = [[np.array(self.value(one)) for one in shards] for shards in together]
+            parts = ([np.array(self.value(one)) for one in shards] for shards in together)
             arrays |= grouped(name, [np.concatenate(one) if len(one) > 1 else one[0] for one in parts])
         return State({"counts": {}}, arrays)
 
@@ -243,12 +243,11 @@ class TrainingLoop(abc.ABC):
                 continue
             expect(len(together) == len(arrays), f"{len(together)} {name} variables", f"{len(arrays)}")
             for shards, array in zip(together, arrays, strict=True):
-                first, several = shards[0], len(shards) > 1
-                rows = [shard.shape[0] for shard in shards] if several else []
-                shape = (sum(rows), *first.shape[1:]) if several else tuple(first.shape)
+                first, rows = shards[0], [shard.shape[0] for shard in shards] if len(shards) > 1 else []
+                shape = (sum(rows), *first.shape[1:]) if rows else tuple(first.shape)
                 what = f"{getattr(first, 'path', first.name)} of shape {shape}"
                 expect(shape == array.shape, what, f"one of shape {array.shape}")
-                parts = np.split(array, np.cumsum(rows[:-1])) if several else [array]
+                parts = np.split(array, np.cumsum(rows[:-1])) if rows else [array]
                 for shard, part in zip(shards, parts, strict=True):
                     self.put(shard, part)
 
@@ -275,8 +274,10 @@ class TrainingLoop(abc.ABC):
 
 def versions(*packages: str) -> dict[str, str]:
     """Returns the versions that a measurement depends on: of these packages, and of what every engine computes with."""
-    named = {name: metadata.version(name) for name in (*packages, "keras", "numpy")}
-    return {"python": platform.python_version(), **named}
+    return {
+        "python": platform.python_version(),
+        **{one: metadata.version(one) for one in (*packages, "keras", "numpy")},
+    }
 
 
 def flat(results: Mapping[str, Any]) -> dict[str, float]:

@@ -28,12 +28,10 @@ Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | 
 
 def of_random_state() -> dict[str, object]:
     """Python's and NumPy's random state, as plain values."""
-    version, words, gauss = random.getstate()
-    numpys = np.random.get_state(legacy=False)
+    numpys, own = np.random.get_state(legacy=False), global_state.get_global_attribute("global_seed_generator")
     numpys["state"]["key"] = numpys["state"]["key"].tolist()  # type: ignore[call-overload,index]
-    own = global_state.get_global_attribute("global_seed_generator")
     seed = None if own is None else np.array(keras.ops.convert_to_numpy(own.state)).tolist()
-    return {"python": [version, list(words), gauss], "numpy": numpys, "keras": seed}
+    return {"python": random.getstate(), "numpy": numpys, "keras": seed}
 
 
 def put_back_random_state(values: Mapping[str, Any]) -> None:
@@ -55,11 +53,11 @@ def of_callbacks(
     for number, callback in enumerate(callbacks):
         values: dict[str, Plain] = {_MONITORS: getattr(callback, "monitor_op", None) is not None}
         for key, value in vars(callback).items():
-            arrays_of_value: dict[str, np.ndarray] = {}
             # What is no plain value, such as a function, the callback has been made with.
             with contextlib.suppress(TypeError):
-                values[key] = _plain(value, f"callback/{number}/{key}", arrays_of_value)
-                arrays |= arrays_of_value
+                of_value: dict[str, np.ndarray] = {}
+                values[key] = _plain(value, f"callback/{number}/{key}", of_value)
+                arrays |= of_value
         states.append((type(callback).__name__, values))
         variables = [np.array(keras.ops.convert_to_numpy(one)) for one in held([callback], known=others)]
         arrays |= grouped(f"callback/{number}.{HELD}", variables)

@@ -186,10 +186,10 @@ def _known(part: Any, name: str) -> Any:
     if hasattr(part, "__array__"):
         expected = f"the {PARTS[name]} data as (x, y), or (x,) alone, under backend=jax"
         raise DataError(expected, f"one array, of shape {list(np.shape(part))}", "return (x, y), None")
-    if isinstance(part, Examples) or not isinstance(part, tuple | list):
-        kind = "examples that TensorFlow makes" if isinstance(part, Examples) else f"a {type(part).__name__}"
-        expected = f"the {PARTS[name]} data as arrays (x, y), or prepared files of them, under backend=jax"
-        raise DataError(f"{expected}, which reads them without TensorFlow", kind, "backend=tensorflow, or numpy.array")
+    kind = "examples that TensorFlow makes" if isinstance(part, Examples) else f"a {type(part).__name__}"
+    expected = f"the {PARTS[name]} data as arrays (x, y), or prepared files of them, under backend=jax"
+    instead = "backend=tensorflow, or numpy.array"
+    refuse((not isinstance(part, tuple | list), f"{expected}, which reads them without TensorFlow", kind, instead))
 
     def own(array: np.ndarray) -> np.ndarray:
         wrong = array.dtype.kind not in "biuf" or array.dtype.itemsize > 8
@@ -246,12 +246,10 @@ def _check_range(array: np.ndarray, name: str) -> None:
 
 def _weighed(arrays: Arrays, class_weight: Mapping[int, float]) -> Arrays:
     x, y, weight = keras.utils.unpack_x_y_sample_weight(arrays)
-    labels = np.asarray(y) if isinstance(y, np.ndarray) else None
-    if labels is None or labels.ndim > 2:
-        expected = "a class, or a number for each class, as the label of an example for train.class_weight"
-        raise DataError(expected, type(y).__name__, "train.class_weight=null, and weights in the data")
-    if labels.ndim == 2:
-        labels = labels[:, 0] if labels.shape[1] == 1 else labels.argmax(axis=1)
+    expected = "a class, or a number for each class, as the label of an example for train.class_weight"
+    wrong = not isinstance(y, np.ndarray) or y.ndim > 2
+    refuse((wrong, expected, type(y).__name__, "train.class_weight=null, and weights in the data"))
+    labels = y[:, 0] if y.shape[1:] == (1,) else y.argmax(axis=1) if y.ndim == 2 else y
     numbers = np.rint(labels).astype(np.int64)
     table = np.array([class_weight.get(number, 1.0) for number in range(max(class_weight) + 1)], np.float32)
     weighted = (numbers >= 0) & (numbers < len(table))
