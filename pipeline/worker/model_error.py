@@ -151,8 +151,5 @@ def own_frames(log: str, error: str) -> list[str] | None:
     chain = [tracebacks.pop()]
     while tracebacks and tracebacks[-1].rstrip().endswith(CHAINED):
         chain.insert(0, tracebacks.pop())
-    lines: list[str] = []
-    for frame in LOGGED.finditer("".join(chain)):
-        if is_own(frame["file"]):
-            lines += [line[2:] for line in frame[0].splitlines() if line.strip(" ^~")]
-    return lines
+    frames = (frame[0].splitlines() for frame in LOGGED.finditer("".join(chain)) if is_own(frame["file"]))
+    return [line[2:] for lines in frames for line in lines if line.strip(" ^~")]

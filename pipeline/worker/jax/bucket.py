@@ -119,11 +119,12 @@ def _is_of_examples(layer: Any) -> bool:
 def _is_mean(model: keras.Model) -> bool:
     # Over the examples, none of which has a weight.
     losses_of_model = model._compile_loss and model._compile_loss._flat_losses
-    if not losses_of_model or len(losses_of_model) > 1 or len(model.outputs) > 1 or len(model.outputs[0].shape) < 2:
-        return False
-    loss = losses_of_model[0].loss
+    loss = losses_of_model[0].loss if losses_of_model else None
     return (
-        type(loss).__module__.startswith("keras.")
+        loss is not None
+        and len(losses_of_model) == len(model.outputs) == 1
+        and len(model.outputs[0].shape) > 1
+        and type(loss).__module__.startswith("keras.")
         and loss.reduction == "sum_over_batch_size"
         and getattr(loss, "fn", None) in LOSSES
         and _is_usual(loss._fn_kwargs)
@@ -151,21 +152,18 @@ def packed(arrays: list[Any]) -> Any:
 
 def unpacked(vector: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
     """Arrays of these shapes that `packed` made a vector of."""
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
-    return [
-        vector[end - math.prod(shape) : end].reshape(shape) for end, shape in zip(ends.tolist(), shapes, strict=True)
-    ]
+    sizes = [math.prod(shape) for shape in shapes]
+    starts = itertools.accumulate(sizes, initial=0)
+    return [vector[at : at + size].reshape(shape) for at, size, shape in zip(starts, sizes, shapes, strict=False)]
 
 
 TARGET = "pipeline_shared_memory_sum"
 # The version that the structures below were read in; it is what a function says that it was made for.
 MAJOR, MINOR = 0, 3
-# Asked of a function as it is registered, in place of a call.
-METADATA = 1
+# Asked of a function as it is registered, in place of a call; and codes of errors.
+METADATA, INTERNAL, UNAVAILABLE = 1, 13, 14
 # Numbers of an array from which on it is not packed.
 LARGE = 1 << 14
-# Codes of errors.
-INTERNAL, UNAVAILABLE = 13, 14
 
 
 def _struct(name: str, *fields: tuple[str, Any], begins: tuple[tuple[str, Any], ...] = ()) -> Any:

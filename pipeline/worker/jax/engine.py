@@ -239,17 +239,14 @@ def _forgetful(block: keras.layers.Layer, call_of_block: compiling.BlockCall) ->
     @functools.wraps(call_of_block)
     def call(*args: Any, **named: Any) -> Any:
         leaves, structure = jax.tree.flatten((args, named))
-        traced = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+        traced = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
 
-        def called(*arrays: Any) -> tuple[Any, list[Any]]:
-            own_leaves = list(leaves)
-            for place, array in zip(traced, arrays, strict=True):
-                own_leaves[place] = array
-            own_args, own_given = structure.unflatten(own_leaves)
-            result = call_of_block(*own_args, **own_given)
+        def called(arrays: dict[int, Any]) -> tuple[Any, list[Any]]:
+            own_args, own_named = structure.unflatten(arrays.get(place, leaf) for place, leaf in enumerate(leaves))
+            result = call_of_block(*own_args, **own_named)
             return result, [variable.value for variable in changed]
 
-        outputs, values = jax.checkpoint(called)(*(leaves[place] for place in traced))
+        outputs, values = jax.checkpoint(called)(traced)
         # What a block has changed, as the state of its random numbers, is to be known outside of what is forgotten.
         for variable, value in zip(changed, values, strict=True):
             variable.assign(value)
@@ -260,14 +257,12 @@ def _forgetful(block: keras.layers.Layer, call_of_block: compiling.BlockCall) ->
 
 def size_of(loop: JaxLoop, plan: Plan) -> Size:
     """The size of a loop's model, and what a step of it holds, at last with blocks that compute again, for good."""
-    model, arrays = loop.model, loop.train_data.arrays
-    parts_of_replica = loop.mesh.shape[MODEL]
+    model, leaves, parts_of_replica = loop.model, jax.tree.leaves(loop.train_data.arrays), loop.mesh.shape[MODEL]
     cut: dict[str, tuple[int, ...]] = {}
     for parts in sorted({parts_of_replica, *CUT_OVER} - {1}):
         layout = loop.cut if parts == parts_of_replica else devices.derived_layout(model, parts)
         cut |= {path: (*cut.get(path, ()), parts) for path in layout}
     listed, apart = variables.listed(model, (model.optimizer,), cut)
-    leaves = jax.tree.leaves(arrays)
     per_example = sum(leaf.nbytes for leaf in leaves) // len(leaves[0])
     moment, operations = _step(loop)
     again: tuple[Moment, ...] | None = None
@@ -305,7 +300,6 @@ def _patches(layer: keras.layers.Layer) -> int:
     if kernel is None or len(kernel.shape) < 3 or not isinstance(layer, CONVOLUTIONS):
         return 0
     output = layer.compute_output_shape(layer._build_shapes_dict["input_shape"])
-    channels_first = layer.data_format == "channels_first"
-    places = math.prod(size or 1 for size in (output[2:] if channels_first else output[1:-1]))
+    places = math.prod(size or 1 for size in (output[2:] if layer.data_format == "channels_first" else output[1:-1]))
     width = np.dtype(layer.compute_dtype).itemsize if layer.compute_dtype != "bfloat16" else 4
     return int(places * (math.prod(kernel.shape[:-1]) + kernel.shape[-1]) * width)

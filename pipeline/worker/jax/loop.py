@@ -49,8 +49,7 @@ class JaxLoop(TrainingLoop):
         self.train_data, self.validation_data, self.layout = train, validation, train.layout
         self.mesh, self.cut, self._alike = mesh, cut or {}, alike
         self._shardings = shardings(model, self.cut, mesh)
-        listed = [one for group in step.variables_of(model) for one in group]
-        beside = held([model, model.optimizer], [*listed, *model.variables])
+        beside = held([model, model.optimizer], [*itertools.chain(*step.variables_of(model)), *model.variables])
         self._beside = [*kept_by_metrics(model.metrics), *beside]
         self.groups = step.variables_of(model, beside)
         # The shardings of all of them; and the arrays that are this loop's own, and that a step may take over.
@@ -81,8 +80,7 @@ class JaxLoop(TrainingLoop):
     def _validation_calls(self, steps_per_call: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         data = self.validation_data
         assert data is not None, "it validates"
-        if self._validate is None:
-            self._validate = self._steps(step.validate, data)
+        self._validate = self._validate or self._steps(step.validate, data)
         with contextlib.closing(Reader(data, self.mesh, self._validate.room, once=True)) as reader:
             for done in range(0, data.layout.steps, steps_per_call):
                 call = self._through(self._validate, reader, min(steps_per_call, data.layout.steps - done))
@@ -102,7 +100,7 @@ class JaxLoop(TrainingLoop):
 
     def variables(self) -> list[Variable]:
         """All that training goes on with; all processes have what metrics count, too."""
-        return [variable for group in self.groups for variable in group]
+        return list(itertools.chain(*self.groups))
 
     def value(self, variable: Variable) -> np.ndarray:
         """A variable's value, whole wherever its parts are; no copy of it where that can be."""
@@ -111,10 +109,8 @@ class JaxLoop(TrainingLoop):
 
     def kept(self) -> dict[str, list[list[Variable]]]:
         """Returns the variables that a checkpoint holds, by the names of its groups."""
-        trained, _, optimizer, _ = self.groups
-        other = self.model.non_trainable_variables
-        listed = {"trained": trained, "other": other, "optimizer": optimizer, HELD: self._beside}
-        return {name: [[one] for one in variables] for name, variables in listed.items()}
+        listed = {"trained": self.groups[0], "other": self.model.non_trainable_variables, "optimizer": self.groups[2]}
+        return {name: [[one] for one in variables] for name, variables in (listed | {HELD: self._beside}).items()}
 
     def put(self, variable: Variable, value: np.ndarray) -> None:
         """Gives a variable a value, where it is to be."""
@@ -153,10 +149,8 @@ class JaxLoop(TrainingLoop):
         return [digest(whole(variable.value, set(row)) for variable in self.groups[0]) for row in rows]
 
     def _steps(self, step_function: Callable[..., tuple[step.State, Any]], data: DeviceData) -> step.CompiledSteps:
-        step_of = partial(step_function, self.model, self.groups)
-        return step.CompiledSteps(
-            step_of, self.mesh, self.values(), of_batch(data, data.layout.global_batch), data.layout.steps, self._alike
-        )
+        step_of, batch = partial(step_function, self.model, self.groups), of_batch(data, data.layout.global_batch)
+        return step.CompiledSteps(step_of, self.mesh, self.values(), batch, data.layout.steps, self._alike)
 
     def _through(self, function: step.CompiledSteps, reader: Reader, count: int) -> Call:
         began, waited, compiling = time.perf_counter(), reader.waited, function.compiling
@@ -168,7 +162,7 @@ class JaxLoop(TrainingLoop):
         for variable, value in zip(self.variables(), itertools.chain(*state), strict=True):
             self._assign(variable, value)
         values = [
-            np.concatenate([np.atleast_1d(loss).astype(np.float32) for loss in of_block])[: len(of_steps)]
+            np.hstack(of_block).astype(np.float32)[: len(of_steps)]
             for of_block, of_steps in zip(jax.device_get(losses), sizes, strict=True)
         ]
         seconds = time.perf_counter() - began - (function.compiling - compiling)

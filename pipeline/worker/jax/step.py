@@ -160,13 +160,10 @@ class CompiledSteps:
         operations = _equations(self._step.trace(state, batch).jaxpr) if self._on_cpu and not alike else ()
         if not alike and not any(one.primitive.name == CONVOLUTION for one in operations):
             size = sum(np.dtype(leaf.dtype).itemsize * leaf.size for leaf in jax.tree.leaves(batch))
-            if self._on_cpu:
-                most = min(in_epoch, CPU_BLOCK_BYTES // size)
-                self.room = most if most >= FEWEST else None
-            else:
-                # At least a quarter of a block is read where an epoch ends in it.
-                fitting = (loop for loop in LOOPS[:-1] if loop <= 4 * in_epoch and loop * size <= BLOCK_BYTES)
-                self.room = next(fitting, None)
+            most = min(in_epoch, CPU_BLOCK_BYTES // size)
+            # At least a quarter of a block is read where an epoch ends in it.
+            fitting = (loop for loop in LOOPS[:-1] if loop <= 4 * in_epoch and loop * size <= BLOCK_BYTES)
+            self.room = next(fitting, None) if not self._on_cpu else most if most >= FEWEST else None
 
     def __call__(self, state: State, block: ReadBlock, first: int, steps: int) -> tuple[State, list[Any]]:
         """Makes steps on a block's batches from `first` on; (state, arrays of losses, whose first `steps` count)."""
@@ -238,11 +235,10 @@ def keep(folder: Path) -> None:
 
 def _get(cache: LRUCache, key: str) -> bytes | None:
     path = Path(cache.path) / f"{key}-cache"
-    try:
+    with contextlib.suppress(OSError):
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
         return path.read_bytes()
-    except OSError:
-        return None
+    return None
 
 
 def _put(cache: LRUCache, key: str, value: bytes) -> None:
@@ -251,8 +247,7 @@ def _put(cache: LRUCache, key: str, value: bytes) -> None:
     part = path.with_name(f"{key}.{secrets.token_hex(4)}")
     part.write_bytes(value)
     part.replace(path)
-    files = [(one.stat(), one) for one in path.parent.iterdir()]
-    total = 0
+    files, total = [(one.stat(), one) for one in path.parent.iterdir()], 0
     for status, one in sorted(files, key=lambda file: file[0].st_atime_ns, reverse=True):
         total += status.st_size
         if total > MOST_BYTES:
