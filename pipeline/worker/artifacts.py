@@ -81,11 +81,7 @@ def continued(prompt: np.ndarray, logits: Logits, temperature: float, chance: np
 
 
 def text_of(tokens: Sequence[int] | np.ndarray, names: Sequence[str]) -> str:
-    r"""Returns the text that tokens stand for, be it characters or bytes of UTF-8.
-
-    >>> text_of([0, 1, 2], ["a", "\\xc3", "\\xa9"])
-    'aé'
-    """
+    """Returns the text that tokens stand for, be it characters or bytes of UTF-8."""
     named = (names[int(token)] for token in tokens)
     parts = (bytes.fromhex(byte[1]) if (byte := _BYTE.fullmatch(name)) else name.encode() for name in named)
     return b"".join(parts).decode(errors="replace")

@@ -80,11 +80,7 @@ class State:
 
 
 def grouped(name: str, arrays: Sequence[np.ndarray | float]) -> dict[str, np.ndarray]:
-    """Arrays by name, for `State.arrays`.
-
-    >>> list(grouped("model", [1, 2]))
-    ['model/00000', 'model/00001']
-    """
+    """Arrays by name, as "model/00000", for `State.arrays`."""
     return {f"{name}/{number:05d}": np.asarray(array) for number, array in enumerate(arrays)}
 
 

@@ -129,15 +129,7 @@ def wrong_in_step(message: str) -> str | None:
 
 
 def far_from_dense(labels: np.ndarray) -> str | None:
-    """Returns a warning of class numbers with a gap that chance does not make; None where there is none.
-
-    >>> far_from_dense(np.array([0, 1, 2, 1, 0])), far_from_dense(np.array([1, 2, 4]))
-    (None, None)
-    >>> print(far_from_dense(np.array([0, 1, 2, 1, 99])))
-    The labels were counted as 100 classes, 96 of which have no training example: labels up to 2 (4 examples), then \
-from 99 on (1 example, the first is example 4). Try data.num_classes=3, which finds those as wrong labels, or \
-data.num_classes=100 data.on_error=skip if there are so many.
-    """
+    """Returns a warning of class numbers with a gap that chance does not make; None where there is none."""
     values = np.asarray(labels)
     present = np.unique(values)
     # Of the labels before each that are never seen; 0 is the first that can be.

@@ -121,11 +121,9 @@ NO_COMPARISON = WeightComparison(None, list, lambda digests: [list(digests)], ""
 
 
 class TrainingLoop(abc.ABC):
-    """A model and its data, joined by compiled functions: some steps of training, or one validation.
+    """A model and its data, joined by compiled functions: some steps of training, or one validation."""
 
-    Between two calls the variables of the `model` have the values of the moment.
-    """
-
+    # Whose variables have the values of the moment between two calls.
     model: keras.Model
     # True in the first process, and in the only one.
     chief: bool

@@ -113,11 +113,7 @@ def is_batched(data: tf.data.Dataset) -> bool:
 
 
 def _written(spec: Spec) -> str:
-    """The shapes of a data set's elements, as a user reads them.
-
-    >>> _written((tf.TensorSpec((None, 6)), tf.TensorSpec((None,))))
-    'x of [None, 6] and y of [None]'
-    """
+    """The shapes of a data set's elements, as a user reads them: x of [None, 6] and y of [None]."""
     texts = []
     for path, part in zip(NAMES, spec if isinstance(spec, tuple) else (spec,), strict=False):
         shapes = [leaf.shape for leaf in tf.nest.flatten(part)]

@@ -140,19 +140,13 @@ def fit(
                         advice = advice.replace("train.check=off", "check=False")
                         note(f"{compared.said(where.replicas)} {advice}".replace("on a small", "On a small", 1))
                 make_hooks = functools.partial(KerasHooks, train.spec, initial_epoch, verbose)
-                return _train(loop, epochs, hooks, make_hooks, 1 if loop.step_by_step else per_call)
+                # The user reads the history, and no events.
+                training = Training(loop, epochs, None, hooks, lambda _: None, hooks=make_hooks, must_be_finite=False)
+                return _train(training, loop, 1 if loop.step_by_step else per_call)
 
 
-def _train(
-    loop: KerasLoop,
-    epochs: int,
-    callbacks: Sequence[keras.callbacks.Callback],
-    make_hooks: Callable[..., KerasHooks],
-    steps_per_call: int | None,
-) -> keras.callbacks.History:
+def _train(training: Training, loop: KerasLoop, steps_per_call: int | None) -> keras.callbacks.History:
     """Trains to the end, in calls of so many steps, or as many as the first steps' pace asks for."""
-    # The user reads the history, and no events.
-    training = Training(loop, epochs, None, callbacks, lambda _: None, hooks=make_hooks, must_be_finite=False)
     if steps_per_call is None:
         list(training.advance(1, 1))
         if timed := list(training.advance(TIMED_STEPS, TIMED_STEPS)):

@@ -24,11 +24,7 @@ OF_A_LENGTH = "dataset.apply(tf.data.experimental.assert_cardinality(batches)), 
 
 
 def place(strategy: tf.distribute.Strategy) -> ReplicaPlace:
-    """Returns where this process stands among the replicas of a strategy.
-
-    >>> place(tf.distribute.get_strategy())
-    ReplicaPlace(first=0, local=1, replicas=1)
-    """
+    """Returns where this process stands among the replicas of a strategy."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         several = strategy.num_replicas_in_sync
         expected = "workers with one device each, since each of them makes steps of its own"
