@@ -207,13 +207,7 @@ def _is_same(old: np.ndarray, new: np.ndarray) -> bool:
 
 
 def overrides(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:
-    """True if the callback has one of these hooks, as a method or, in a `LambdaCallback`, as a function.
-
-    >>> overrides(keras.callbacks.LambdaCallback(on_train_batch_end=print), TRAIN_BATCH_HOOKS)
-    True
-    >>> overrides(keras.callbacks.EarlyStopping(), TRAIN_BATCH_HOOKS)
-    False
-    """
+    """True if the callback has one of these hooks, as a method or, in a `LambdaCallback`, as a function."""
     base = keras.callbacks.Callback
     return any(getattr(getattr(callback, hook), "__func__", None) is not getattr(base, hook) for hook in hooks)
 

@@ -301,7 +301,7 @@ IDLE = ("idle", "iowait", "guest", "guest_nice")
 
 
 def core_clock() -> Callable[[], CoreTime | None]:
-    """Returns what reads the seconds of all cores that this process may use, from now on; None where Linux tells not."""
+    """Returns what reads the seconds of all cores that this process may use, from now on; None if Linux tells not."""
     import psutil
 
     cores = sorted(os.sched_getaffinity(0))

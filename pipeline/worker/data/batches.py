@@ -40,13 +40,12 @@ class Data:
     reading: Reading = DEFAULT
 
     def stream(self, position: Position = BEGINNING) -> tf.data.Dataset:
-        """A step's batches for this process's replicas, from the position on, epoch after epoch without end.
+        """(examples, batches) of each step from the position on, epoch after epoch without end.
 
-        Yields (examples, batches): float32 scalar, the size of the whole global batch, and for each local replica the
-        part's own structure with a leading batch axis of a size that may differ from step to step and may be 0.
-
-        It is what the stream from the beginning comes to at that position; with another global batch, the rest of the
-        epoch is cut anew. So are orders that a data set draws itself, but in `repeat` and in `interleave` over others.
+        That is the size of the whole global batch, a float32 scalar, and for each local replica the part's structure
+        with a leading batch axis of a size that may differ from step to step and may be 0. It is what the stream from
+        the beginning comes to; with another global batch, the rest of the epoch is cut anew. So are orders that a data
+        set draws itself, but in `repeat` and in `interleave` over others.
         """
         data, reading = self, self.reading
         if isinstance(self.part, tf.data.Dataset) and (reading.servers or self.layout.local < self.layout.replicas):
@@ -56,11 +55,9 @@ class Data:
         batches = data.raw_stream(position)
         if make is not None:
 
-            def one(number: tf.Tensor, examples: tf.Tensor, raw: tuple[Batch, ...]) -> Step:
-                return examples, tuple(make(number, batch) for batch in raw)
-
             def made(numbered: tf.data.Dataset) -> tf.data.Dataset:
-                return numbered.map(_as_written(one), num_parallel_calls=reads.parallel(), deterministic=True)
+                one = _as_written(lambda number, examples, raw: (examples, tuple(make(number, each) for each in raw)))
+                return numbered.map(one, num_parallel_calls=reads.parallel(), deterministic=True)
 
             batches = reads.made_by(reading.servers, batches, made) if reading.servers else made(batches)
         # Said outright, because a strategy otherwise asks all workers at each step whether their data has ended.

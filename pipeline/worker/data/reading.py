@@ -37,10 +37,8 @@ Function: TypeAlias = Callable[[Batch], Batch]
 # What Keras's `fit` takes as data.
 FitData: TypeAlias = Nested[np.ndarray | tf.Tensor] | tf.data.Dataset | keras.utils.PyDataset | Iterable[object] | None
 
-# Records of one file that follow each other before those of the next file read beside it.
-BLOCK_RECORDS = 16
-# Read ahead of a file at a time.
-BUFFER_BYTES = 2**20
+# Records of one file that follow each other before those of the next one beside it, and what is read of one at a time.
+BLOCK_RECORDS, BUFFER_BYTES = 16, 2**20
 
 # Operations that count as stateful and yet give the same whenever they are run. What is called is looked into.
 HARMLESS = ("Assert", "PartitionedCall", "StatefulPartitionedCall", "While", "If", "Case")
@@ -59,7 +57,7 @@ Raw: TypeAlias = Batch | Callable[[tf.Tensor], tf.data.Dataset]
 class Reading:
     """Settings for reading a part: examples in the shuffle's window, files side by side, batches made ahead.
 
-    Integer labels may name so many `classes`, None: any. `servers` are tf.data services that make the batches.
+    Integer labels name so many `classes`, None: any. `servers` are tf.data services that make the batches.
     """
 
     window: int = 10_000

@@ -119,7 +119,7 @@ class Reader:
             dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
 
             def part(index: tuple[slice, ...]) -> np.ndarray:
-                """Returns a device's rows where JAX takes them over without a copy; those after the last are unread."""
+                # Where JAX takes a device's rows over without a copy; those after the last are unread.
                 own = places[index[: places.ndim]]
                 values = aligned((room or len(own), *own.shape[1:], *leaf.shape[1:]), dtype)
                 if leaf.flags.c_contiguous and leaf.dtype == dtype and own.max(initial=0) < len(leaf):
@@ -180,7 +180,6 @@ class ProcessData(loading.WholeData):
 
 
 def _known(part: Any, name: str) -> Any:
-    """A part of a kind that is read without TensorFlow: `Examples`, or a tuple of arrays. Raises `DataError`."""
     if part is None or (isinstance(part, Examples) and (part.is_made or part.in_files)):
         return part
     if hasattr(part, "__array__"):
