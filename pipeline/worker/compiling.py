@@ -169,10 +169,8 @@ def overlooked(model: keras.Model, batch: Batch) -> Iterator[str]:
     # Training is a loop of this program's.
     names = ("fit", "make_train_function", "make_test_function")
     if uncalled := [name for name in names if getattr(kind, name) is not getattr(keras.Model, name)]:
-        yield (
-            f"{kind.__name__} has {' and '.join(uncalled)} of its own, which {'is' if len(uncalled) == 1 else 'are'} "
-            f"not called: a train_step is."
-        )
+        are = "is" if len(uncalled) == 1 else "are"
+        yield f"{kind.__name__} has {' and '.join(uncalled)} of its own, which {are} not called: a train_step is."
     if kind.compute_metrics is keras.Model.compute_metrics:
         return
     symbols = keras.tree.map_structure(

@@ -310,15 +310,13 @@ class Training:
         self._first_loss = float(losses[0]) if self._first_loss is None else self._first_loss
         factor = math.inf if self._checkpointer is None else self._checkpointer.divergence_factor
         limit = factor * max(1.0, abs(self._first_loss))
-        bad = np.flatnonzero(~np.isfinite(losses) | (losses > limit))
-        if bad.size:
+        for place in np.flatnonzero(~np.isfinite(losses) | (losses > limit)).tolist():
             # The first that fails has all others killed.
             if self._checkpointer is not None:
                 self._checkpointer.wait()
                 if not self._loop.alone:
                     self._loop.added([0.0])
-            value, step = losses[bad[0]], self._done + int(bad[0]) + 1
-            expected = "a finite loss" if not np.isfinite(value) else f"a loss below {limit:g}"
-            rates = "a smaller train.learning_rate, train.on_divergence=rollback"
-            raise Diverged(expected, f"{value:g} at step {step}", f"{rates}, or look for bad values in the data")
+            expected = "a finite loss" if not np.isfinite(losses[place]) else f"a loss below {limit:g}"
+            instead = "a smaller train.learning_rate, train.on_divergence=rollback, or look for bad values in the data"
+            raise Diverged(expected, f"{losses[place]:g} at step {self._done + place + 1}", instead)
         self._loss = float(losses[-1])

@@ -1,4 +1,4 @@
-"""Examples are weighed by their class as Keras's `fit` weighs them, whatever kind of data they are in."""
+"""Examples are weighed by class as Keras's `fit` weighs them, whatever kind of data they are in, under JAX too."""
 
 import keras
 import numpy as np
@@ -9,6 +9,7 @@ from conftest import QUICK, Ran
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Leaf
 from pipeline.worker.data.conversion import weighed
+from pipeline.worker.jax import data
 
 WEIGHTS = {0: 0.5, 2: 4.0}
 X = np.arange(12, dtype="float32").reshape(6, 2)
@@ -47,6 +48,8 @@ def test_arrays_data_sets_and_made_examples_get_the_weights_that_keras_gives(kin
         weighed((X, y), WEIGHTS)[2],
         weighed((X, y, np.full(6, 2.0)), WEIGHTS)[2] / 2,
         weighed((X, y, np.full((6, 1), 2.0)), WEIGHTS)[2][:, 0] / 2,
+        data._weighed((X, y), WEIGHTS)[2],
+        data._weighed((X, y, np.full((6, 1), 2.0)), WEIGHTS)[2][:, 0] / 2,
         [weight for *_, weight in weighed(tf.data.Dataset.from_tensor_slices((X, y)), WEIGHTS)],
         weighed(Examples((X, y), spec), WEIGHTS).raw[2],
         [decoded.decode((X[place], y[place]))[2] for place in range(6)],

@@ -208,12 +208,6 @@ def test_prepared_files_are_read_without_tensorflow_also_without_what_is_broken(
     assert data._arrays(validation)[1].tolist() == [8, 9]
 
 
-def test_class_weights_weigh_examples():
-    x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2])
-    assert data._weighed((x, y), {1: 5.0})[2].tolist() == [1.0, 5.0, 1.0]
-    assert data._weighed((x, y, np.full((3, 1), 2.0)), {1: 5.0})[2].tolist() == [[2.0], [10.0], [2.0]]
-
-
 def test_none_is_weights_or_labels_that_are_not_there_and_refused_in_any_other_place():
     x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2])
     assert len(data._known((x, y, None), "train")) == 2

@@ -59,11 +59,12 @@ def made_up(spec: Batch, count: int, classes: int | None) -> Batch:
     chance = np.random.default_rng(0)
 
     def inputs(leaf: tf.Tensor) -> tf.Tensor:
-        shape = (count, *leaf.shape[1:])
         if leaf.dtype == tf.string:
             raise TypeError("examples of text cannot be made up")
-        values = chance.normal(size=shape) if leaf.dtype.is_floating else chance.integers(0, 2, shape)
-        return tf.cast(values, leaf.dtype)
+        shape = (count, *leaf.shape[1:])
+        return tf.cast(
+            chance.normal(size=shape) if leaf.dtype.is_floating else chance.integers(0, 2, shape), leaf.dtype
+        )
 
     def labels(leaf: tf.Tensor) -> tf.Tensor:
         if leaf.dtype.is_floating:

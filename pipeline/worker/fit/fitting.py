@@ -252,11 +252,11 @@ def _adding(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def _check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]) -> None:
-    foreign = [variable for variable in variables if not strategy.extended.variable_created_in_scope(variable.value)]
-    if foreign:
-        under = f"a model, an optimizer and metrics made under the strategy they train with, {type(strategy).__name__}"
-        instead = "to make and compile the model inside `with strategy.scope():`"
-        raise UserError(under, f"{foreign[0].path}, made outside it", instead)
+    under = f"a model, an optimizer and metrics made under the strategy they train with, {type(strategy).__name__}"
+    instead = "to make and compile the model inside `with strategy.scope():`"
+    for variable in variables:
+        foreign = not strategy.extended.variable_created_in_scope(variable.value)
+        refuse((foreign, under, f"{variable.path}, made outside it", instead))
 
 
 def _callbacks(own: Nested[keras.callbacks.Callback] | None, where: ReplicaPlace) -> list[keras.callbacks.Callback]:

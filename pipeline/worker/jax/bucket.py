@@ -211,8 +211,7 @@ def adding(memory: Memory) -> Add:
     @ctypes.CFUNCTYPE(c_void_p, POINTER(_Frame))  # type: ignore[untyped-decorator]
     def called(pointer: Any) -> Any:
         frame = pointer.contents
-        extension = _Extension.from_address(frame.extension) if frame.extension else None
-        if extension is not None and extension.type == METADATA:
+        if frame.extension and (extension := _Extension.from_address(frame.extension)).type == METADATA:
             version = extension.metadata.contents.version
             version.major, version.minor = MAJOR, MINOR
             return None
