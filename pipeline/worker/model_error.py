@@ -115,14 +115,10 @@ def _text(error: BaseException) -> str:
 
 def _place(error: BaseException) -> tuple[str, int] | None:
     """The file and line of a user's own code that an error came through last, or those that it came of."""
-    one: BaseException | None = error
-    while one is not None:
-        frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(one.__traceback__)]
-        # The text of a graph's error knows where the operation was made, the traceback where the graph was run.
-        if place := _own(FRAME.findall(str(one))) or _own(frames):
-            return place
-        one = one.__cause__ or one.__context__
-    return None
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    before = error.__cause__ or error.__context__
+    # The text of a graph's error knows where the operation was made, the traceback where the graph was run.
+    return _own(FRAME.findall(str(error))) or _own(frames) or (None if before is None else _place(before))
 
 
 def _own(frames: Sequence[tuple[str, str | int]]) -> tuple[str, int] | None:

@@ -160,7 +160,6 @@ def held(roots: Iterable[object], known: Iterable[object]) -> list[Variable]:
 def plain_values(roots: Sequence[object]) -> dict[str, Reference]:
     """The places of numbers, words and truth values that can be reached from `roots`, by names alike in all processes.
 
-    >>> from types import SimpleNamespace
     >>> list(plain_values([SimpleNamespace(rate=0.5, inner=SimpleNamespace(on=True))]))
     ['0/rate', '0/inner/on']
     """
@@ -180,17 +179,17 @@ def is_variable(thing: object) -> bool:
 
 def kept_by_metrics(metrics: Sequence[keras.metrics.Metric]) -> list[keras.Variable]:
     """The metrics' variables that beginning anew leaves as they are, such as a threshold."""
-    kept_variables = []
+    kept_variables: list[keras.Variable] = []
     for metric in metrics:
         fresh = [(variable, keras.ops.zeros(variable.shape, variable.dtype)) for variable in metric.variables]
         try:
             with keras.StatelessScope(fresh) as scope:
                 before = [scope.get_current_value(variable) for variable, _ in fresh]
                 metric.reset_state()
-                after = [scope.get_current_value(variable) for variable, _ in fresh]
+                same = [old is scope.get_current_value(one) for (one, _), old in zip(fresh, before, strict=True)]
         except Exception:  # whatever a metric of a user's own raises
             continue
-        kept_variables += [variable for (variable, _), old, new in zip(fresh, before, after, strict=True) if old is new]
+        kept_variables += itertools.compress(metric.variables, same)
     return list({id(variable): variable for variable in kept_variables}.values())
 
 
@@ -219,10 +218,9 @@ def _inside(thing: Any) -> Iterator[Reference]:
         yield from (Reference(thing, number) for number in range(len(thing)))
     elif isinstance(thing, FunctionType):
         yield from _of_function(thing)
-    elif isinstance(thing, MethodType):
-        yield from (Reference(thing, "__self__"), Reference(thing, "__func__"))
-    elif isinstance(thing, CellType):
-        yield Reference(thing, "cell_contents")
+    elif isinstance(thing, MethodType | CellType):
+        names = ("__self__", "__func__") if isinstance(thing, MethodType) else ("cell_contents",)
+        yield from (Reference(thing, name) for name in names)
     elif isinstance(thing, type):
         yield from () if _root(thing) in PASSED_OVER else (Reference(thing, name) for name in list(vars(thing)))
     elif not isinstance(thing, ModuleType):

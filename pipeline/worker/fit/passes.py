@@ -211,15 +211,13 @@ class _Arrays(Passes):
 def _own(data: tf.data.Dataset, where: ReplicaPlace, size: int | None) -> tf.data.Dataset:
     """Each process reads its own batches, of which it trains its part of a global batch a step, as TensorFlow does."""
     # What ends would end at different steps.
-    policy = data.options().experimental_distribute.auto_shard_policy
-    if policy == FILE or int(data.cardinality()) != tf.data.INFINITE_CARDINALITY or not size or size % where.replicas:
-        raise UserError(
-            f"data without end in batches of a fixed size that divides evenly over {where.replicas} replicas "
-            "for auto_shard_policy OFF",
-            f"{policy.name} and {data.element_spec}",
-            f"dataset.shard, dataset.repeat() and dataset.batch({where.replicas * 32}, drop_remainder=True) with "
-            "steps_per_epoch=100; or auto_shard_policy DATA, where each process reads all and trains its share",
-        )
+    policy, replicas = data.options().experimental_distribute.auto_shard_policy, where.replicas
+    if policy == FILE or int(data.cardinality()) != tf.data.INFINITE_CARDINALITY or not size or size % replicas:
+        expected = f"data without end in batches of a fixed size that divides evenly over {replicas} replicas for "
+        share = f"dataset.shard, dataset.repeat() and dataset.batch({replicas * 32}, drop_remainder=True) with "
+        instead = "steps_per_epoch=100; or auto_shard_policy DATA, where each process reads all and trains its share"
+        received = f"{policy.name} and {data.element_spec}"
+        raise UserError(f"{expected}auto_shard_policy OFF", received, share + instead)
     part_of_each = data.rebatch(size // where.processes, drop_remainder=True)
     return _shared(part_of_each, 0, where.local, where.local, times=where.processes)
 

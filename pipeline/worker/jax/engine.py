@@ -80,13 +80,9 @@ class JaxEngine(WorkerProcess):
         expect_no_groups(model, self._mesh, x)
         if plan.training.remat:
             forget(model)
-        train, validation = (
-            None if arrays is None else DeviceData(arrays, own.layout(counts), shuffle, plan.training.seed)
-            for arrays, counts, shuffle in (
-                (own.train, train_counts, plan.data.shuffle), (held_out, validation_counts, False)
-            )
-        )  # fmt: skip
-        assert train is not None, "there are training data"
+        train, validation = DeviceData(own.train, own.layout(train_counts), plan.data.shuffle, plan.training.seed), None
+        if held_out is not None:
+            validation = DeviceData(held_out, own.layout(validation_counts), False, plan.training.seed)
         position = resume(train.layout, own.digest(), partial(on_all, send=told_by_first))
         patterns, parts = plan.strategy.build.get("layout"), self._mesh.shape[MODEL]
         if isinstance(patterns, dict):
@@ -219,12 +215,14 @@ def expect_no_groups(model: keras.Model, mesh: Mesh, x: Any) -> None:
 
     grouped = re.compile(r"(feature|batch)_group_count=(?!1\b)")
     if min(mesh.shape.values()) > 1 and grouped.search(str(jax.make_jaxpr(called)(_zeros(x)))):
-        raise ModelError(
-            "no convolution of groups of channels, as DepthwiseConv2D is, with several workers of several devices "
-            "under backend=jax, where XLA makes its gradient too large",
-            "a model with one",
+        expected = (
+            "no convolution of groups of channels, as DepthwiseConv2D is, with several workers of several devices"
+        )
+        why, instead = (
+            "where XLA makes its gradient too large",
             "workers=1, or strategy=mirrored, or backend=tensorflow",
         )
+        raise ModelError(f"{expected} under backend=jax, {why}", "a model with one", instead)
 
 
 def forget(model: keras.Model) -> None:
