@@ -153,21 +153,14 @@ def generated():
 ARRAYS = {"x": X, "y": Y, "batch_size": 16}
 OF_MANY = {"workers": 2, "max_queue_size": 2}
 # What is fitted, by how it is called; each is made anew for each call, of `make`, else of `classifier` or `regression`.
-CALLS: dict[str, Callable[[], dict[str, Any]]] = {
-    "arrays": lambda: {**ARRAYS, "epochs": 3},
-    "float64 lists of arrays": lambda: {
-        "x": X.astype("float64"), "y": Y[:, None], "sample_weight": WEIGHTS.astype("float64"), "epochs": 2,
-    },
+# Of data that has an `ends`, which is before its steps, a warning says so.
+QUICK: dict[str, Callable[[], dict[str, Any]]] = {
     "class weights, validation split": lambda: {
         **ARRAYS, "batch_size": 7, "class_weight": {0: 2.0, 2: 0.5}, "validation_split": 0.3, "epochs": 2,
     },
     "dictionaries, two outputs, sample weights, validation data every second epoch": lambda: {
         **dict(zip(("x", "y", "sample_weight"), TWO, strict=True)), "batch_size": 16, "epochs": 4,
         "validation_data": TWO, "validation_freq": 2, "validation_batch_size": 9, "make": own.two_headed,
-    },
-    "initial epoch, learning rates in the history": lambda: {
-        "x": X, "y": Y, "epochs": 5, "initial_epoch": 2, "validation_freq": [3, 5], "validation_data": (X[:20], Y[:20]),
-        "callbacks": [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)],
     },
     "early stopping": lambda: {
         "x": X, "y": Y, "epochs": 9, "validation_data": (X[:9], Y[:9]),
@@ -180,48 +173,48 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
         "x": batched().repeat(), "epochs": 3, "steps_per_epoch": 5, "validation_steps": 3,
         "validation_data": tf.data.Dataset.from_tensor_slices((X, Y)).batch(9).repeat(),
     },
+    "data set that ends before its steps": lambda: {"x": batched(), "epochs": 3, "steps_per_epoch": 3, "ends": True},
+    "PyDataset of fewer, then more": lambda: {"x": Told([4, 2, 5, 1, 3]), "epochs": 3, "ends": True},
+    "PyDataset in threads": lambda: {"x": Told([4, 3, 2], **OF_MANY), "epochs": 3, "ends": True},
+    "PyDataset of less than its steps": lambda: {"x": Told([3]), "epochs": 3, "steps_per_epoch": 5, "ends": True},
+    "PyDataset validated every second epoch": lambda: noted([3], [2, 3, 1], validation_freq=2),
+    "batch normalisation": lambda: {**ARRAYS, "epochs": 3, "validation_data": (X, Y), "make": normalised},
+    "convolutions, a last batch of one example": lambda: {
+        **ARRAYS, "batch_size": 15, "epochs": 2, "validation_data": (X, Y), "make": convolved,
+    },
+    "a metric of several numbers": lambda: {
+        "x": X, "y": np.eye(3)[Y], "epochs": 2, "validation_data": (X[:9], np.eye(3)[Y[:9]]),
+        "make": lambda: classifier(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score()]),
+    },
+}  # fmt: skip
+SLOW: dict[str, Callable[[], dict[str, Any]]] = {
+    "arrays": lambda: {**ARRAYS, "epochs": 3},
+    "float64 lists of arrays": lambda: {
+        "x": X.astype("float64"), "y": Y[:, None], "sample_weight": WEIGHTS.astype("float64"), "epochs": 2,
+    },
+    "initial epoch, learning rates in the history": lambda: {
+        "x": X, "y": Y, "epochs": 5, "initial_epoch": 2, "validation_freq": [3, 5], "validation_data": (X[:20], Y[:20]),
+        "callbacks": [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)],
+    },
     # Keras counts a step too many at the end of each pass over such data, which Adam would feel.
     "data set of unknown length, class weights": lambda: {
         "x": batched().filter(lambda x, y: True), "epochs": 2, "class_weight": {0: 1.0, 1: 3.0, 2: 1.0},
         "validation_data": batched().filter(lambda x, y: True),
         "make": lambda: classifier(optimizer=keras.optimizers.SGD(0.05, momentum=0.9)),
     },
-    "data set that ends before its steps": lambda: {"x": batched(), "epochs": 3, "steps_per_epoch": 3},
     "epochs that share a pass": lambda: {"x": batched(), "epochs": 4, "steps_per_epoch": 2},
     "generator": lambda: {"x": generated(), "epochs": 2, "steps_per_epoch": 4},
     "PyDataset of as many batches each time": lambda: {"x": Told([3]), "epochs": 3, "shuffle": True},
-    "PyDataset of fewer, then more": lambda: {"x": Told([4, 2, 5, 1, 3]), "epochs": 3},
-    "PyDataset in threads": lambda: {"x": Told([4, 3, 2], **OF_MANY), "epochs": 3},
     "PyDataset in processes": lambda: {"x": Told([3], use_multiprocessing=True), "epochs": 3},
     "PyDataset without end": lambda: {"x": Endless([3], **OF_MANY), "epochs": 3, "steps_per_epoch": 2},
-    "PyDataset of less than its steps": lambda: {"x": Told([3]), "epochs": 3, "steps_per_epoch": 5},
     "PyDataset ended early": lambda: {"x": Told([5]), "epochs": 3, "callbacks": [Stopping("on_train_batch_end", at=1)]},
-    "PyDataset validated every second epoch": lambda: noted([3], [2, 3, 1], validation_freq=2),
     "PyDataset validated in part": lambda: noted([3], [4], validation_steps=2),
-    "batch normalisation": lambda: {**ARRAYS, "epochs": 3, "validation_data": (X, Y), "make": normalised},
     "batch normalisation of what a mask leaves": lambda: {
         "x": SERIES, "y": Y, "batch_size": 15, "epochs": 3, "validation_data": (SERIES, Y), "make": of_series,
     },
-    "convolutions, a last batch of one example": lambda: {
-        **ARRAYS, "batch_size": 15, "epochs": 2, "validation_data": (X, Y), "make": convolved,
-    },
     "subclassed, its own loss": lambda: {**ARRAYS, "epochs": 2, "make": lambda: compiled(Subclassed())},
-    "a metric of several numbers": lambda: {
-        "x": X, "y": np.eye(3)[Y], "epochs": 2, "validation_data": (X[:9], np.eye(3)[Y[:9]]),
-        "make": lambda: classifier(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score()]),
-    },
 }  # fmt: skip
-SLOW = {
-    "arrays", "float64 lists of arrays", "epochs that share a pass", "generator", "subclassed, its own loss",
-    "initial epoch, learning rates in the history", "data set of unknown length, class weights",
-    "batch normalisation of what a mask leaves", "PyDataset of as many batches each time", "PyDataset in processes",
-    "PyDataset without end", "PyDataset ended early", "PyDataset validated in part",
-}  # fmt: skip
-# Data that end before their steps do, which is told.
-ENDS_BEFORE = (
-    "data set that ends before its steps", "PyDataset of fewer, then more", "PyDataset in threads",
-    "PyDataset of less than its steps",
-)  # fmt: skip
+CALLS = QUICK | SLOW
 
 
 def test_the_end_of_data_of_unknown_length_is_no_step(mirrored) -> None:
@@ -236,15 +229,14 @@ def test_the_end_of_data_of_unknown_length_is_no_step(mirrored) -> None:
 # Each takes seconds, and what goes wrong in one mostly does in others: other ones in each run of CI.
 @pytest.mark.parametrize(
     "call",
-    sampled([call for call in CALLS if call not in SLOW], 6)
-    + [pytest.param(call, marks=pytest.mark.slow) for call in sampled(sorted(SLOW), 5)],
+    sampled(list(QUICK), 6) + [pytest.param(call, marks=pytest.mark.slow) for call in sampled(sorted(SLOW), 5)],
 )
 def test_history_and_hooks_of_data_are_those_of_keras_on_one_device(call: str, mirrored) -> None:
     make = CALLS[call]().get("make", regression if call.startswith("Py") else classifier)
-    told = "Expected data for" if call in ENDS_BEFORE else None
+    told = "Expected data for" if "ends" in CALLS[call]() else None
 
     def arguments() -> dict[str, Any]:
-        return {name: value for name, value in CALLS[call]().items() if name != "make"}
+        return {name: value for name, value in CALLS[call]().items() if name not in ("make", "ends")}
 
     model, theirs = by_keras(make, given := arguments())
     for strategy, tolerance in ((None, 2e-6), (mirrored, 1e-5)):
