@@ -15,7 +15,6 @@ import shlex
 import sys
 import types
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +49,28 @@ WRONG_ITEMS = {
     str: ["['']", "[3]", "['a b']", "[[a]]", "[null]", "[{a: 1}]"],
 }
 STARTED = 70
+SYNTAX = (
+    "workers", "=", "=2", "workers==2", "workers=[", "workers={", "workers=}", "workers=(", "workers='", 'workers="',
+    "workers=${", "workers=${nothing}", "workers=${oc.env:NOTHING_THERE}", "workers=${nowhere:x}", "workers=1,2",
+    "workers=range(1,3)", "workers=glob(*)", "workers=int(x)", "workers=choice(1,2)", "~", "+", "++", "~workers=9",
+    "~nothing", "+mode=run", "workers =2", "wor kers=2", "wörkers=2", "workers=2;ls", "a.b.c.d=1",
+    ".workers=2", "workers.=2", "workers..x=2", "workers[0]=2", "train=", "train.epochs.x=3", "--nothing-like-it",
+    "--config-dir=/nowhere/at/all", "--config-name=nothing", "--cfg=nothing", "hydra=nothing",
+    "hydra/launcher=nothing", "hydra.nothing=1", "hydra.run.dir=null",
+)  # fmt: skip
 
 
 def cases() -> list[Case]:
-    found = [case for key, kind in keys() for case in of_key(key, kind)]
-    return list(dict.fromkeys([*found, *_of_choices(), *_of_syntax()]))
+    of_keys = [case for key, kind in keys() for case in of_key(key, kind)]
+    of_choices = [
+        (each,)
+        for group, (first, *_) in offered.choices().items()
+        for each in _some(
+            (f"{group}={first}x", f"{group}={{a: 1}}", f"+{group}={first}", f"~{group}", f"{group}=''",
+             f"{group}={first},{first}", f"{group}@nowhere={first}"), group, 2,
+        )
+    ]  # fmt: skip
+    return list(dict.fromkeys([*of_keys, *of_choices, *((text,) for text in SYNTAX)]))
 
 
 def keys() -> list[tuple[str, Any]]:
@@ -100,30 +116,6 @@ def _some(values: tuple[str, ...], key: str, count: int) -> list[str]:
     """`count` of `values`, other ones for other keys, so that all come up."""
     start = sum(key.encode()) % len(values)
     return list((values * 2)[start : start + count])
-
-
-def _of_choices() -> Iterator[Case]:
-    for group, choices in offered.choices().items():
-        first = choices[0]
-        wrong = (
-            f"{group}={first}x", f"{group}={{a: 1}}", f"+{group}={first}", f"~{group}", f"{group}=''",
-            f"{group}={first},{first}", f"{group}@nowhere={first}",
-        )  # fmt: skip
-        yield from ((each,) for each in _some(wrong, group, 2))
-
-
-def _of_syntax() -> Iterator[Case]:
-    for text in (
-        "workers", "=", "=2", "workers==2", "workers=[", "workers={", "workers=}", "workers=(", "workers='",
-        'workers="',
-        "workers=${", "workers=${nothing}", "workers=${oc.env:NOTHING_THERE}", "workers=${nowhere:x}", "workers=1,2",
-        "workers=range(1,3)", "workers=glob(*)", "workers=int(x)", "workers=choice(1,2)", "~", "+", "++", "~workers=9",
-        "~nothing", "+mode=run", "workers =2", "wor kers=2", "wörkers=2", "workers=2;ls", "a.b.c.d=1",
-        ".workers=2", "workers.=2", "workers..x=2", "workers[0]=2", "train=", "train.epochs.x=3", "--nothing-like-it",
-        "--config-dir=/nowhere/at/all", "--config-name=nothing", "--cfg=nothing", "hydra=nothing",
-        "hydra/launcher=nothing", "hydra.nothing=1", "hydra.run.dir=null",
-    ):  # fmt: skip
-        yield (text,)
 
 
 def fault(ran: Any) -> str | None:
