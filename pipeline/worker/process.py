@@ -148,7 +148,15 @@ class WorkerProcess(abc.ABC):
             case commands.Profile() | commands.Explain():
                 self._emit(self._time(command))
             case commands.Begin():
-                self._training = self._begun()
+                train, (hooks, same) = self._plan.training, self._begin()
+                callbacks = [targets.value(one, f"train.callbacks[{at}]") for at, one in enumerate(train.callbacks)]
+                check(callbacks)
+                if self._checkpointer is not None and self._chief:
+                    self._checkpointer.check()
+                self._training = Training(
+                    self._loop, train.epochs, train.steps, callbacks, self._emit_later, hooks=hooks,
+                    checkpointer=self._checkpointer, same=same,
+                )  # fmt: skip
             case commands.Calibrate(steps_per_call):
                 self._advance(1, steps_per_call or 1)
                 while not self._loop.warm:
@@ -228,18 +236,6 @@ class WorkerProcess(abc.ABC):
             changed = then["examples"] != layout.examples or not same_digest
             refuse((changed, expected, received, "resume=never"), error=TrainingError)
         return Position(values["epoch"], values["examples"])
-
-    def _begun(self) -> Training:
-        train = self._plan.training
-        hooks, same = self._begin()
-        callbacks = [targets.value(one, f"train.callbacks[{index}]") for index, one in enumerate(train.callbacks)]
-        check(callbacks)
-        if self._checkpointer is not None and self._chief:
-            self._checkpointer.check()
-        return Training(
-            self._loop, train.epochs, train.steps, callbacks, self._emit_later, hooks=hooks,
-            checkpointer=self._checkpointer, same=same,
-        )  # fmt: skip
 
     def _emit_later(self, event: Event) -> None:
         """Emits an event, or keeps it, with its time, while steps are timed; a beat is never late."""

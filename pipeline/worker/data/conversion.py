@@ -30,7 +30,18 @@ HANDING_ON = (
 def part(value: object, name: str) -> Part | None:
     """A part as it is trained on: arrays, nested as they came, or what makes examples. Raises `DataError`."""
     if isinstance(value, tf.data.Dataset):
-        _check_set(value, name)
+        spec = value.element_spec
+        several = isinstance(spec, tuple) and len(spec) > len(NAMES)
+        expected = f"a {name} data set of (x, y) or (x, y, sample_weight)"
+        refuse((several, expected, several and f"one of {len(spec)} components", SEVERAL))
+        _check_kinds(spec, name)
+        varies = not all(leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(spec))
+        pad = "tf.ensure_shape in dataset.map, padding where sizes differ, or dataset.unbatch() where these are batches"
+        refuse(
+            (is_batched(value), f"a {name} data set of single examples, which are batched here",
+             f"one of batches, {_written(spec)}", "to leave out .batch, or dataset.unbatch()"),
+            (varies, f"a {name} data set of examples of one size", _written(spec), pad),
+        )  # fmt: skip
     if value is None or isinstance(value, Examples | tf.data.Dataset):
         return value
     if isinstance(value, Iterator):
@@ -42,8 +53,13 @@ def part(value: object, name: str) -> Part | None:
 
 def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tuple[FitData, FitData, FitData]:
     """Returns what Keras's `fit` was given, with arrays in place of lists of numbers. Raises `DataError`."""
-    if isinstance(x, tf.data.Dataset):
-        _check_batches(x, name)
+    if isinstance(x, tf.data.Dataset) and all(
+        isinstance(one, tf.TensorSpec) for one in tf.nest.flatten(x.element_spec)
+    ):
+        _check_kinds(x.element_spec, name)
+        first = {leaf.shape[0] for leaf in tf.nest.flatten(x.element_spec) if leaf.shape.rank} - {None}
+        expected = f"a {name} data set of batches, as many examples in each of their arrays"
+        refuse((len(first) > 1, expected, _written(x.element_spec), "dataset.batch(32)"))
     kinds = Mapping | list | tuple | tf.SparseTensor | tf.RaggedTensor
     # What makes batches.
     if not (isinstance(x, kinds) or hasattr(x, "__array__") or hasattr(x, "tocsr")):
@@ -61,29 +77,6 @@ def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tupl
         return tf.constant(array) if array.dtype.kind in "US" and not isinstance(leaf, tf.Tensor) else leaf
 
     return tf.nest.map_structure(for_text, structures[0], arrays[0]), structures[1], structures[2]
-
-
-def _check_set(data: tf.data.Dataset, name: str) -> None:
-    spec, several = data.element_spec, isinstance(data.element_spec, tuple) and len(data.element_spec) > len(NAMES)
-    expected = f"a {name} data set of (x, y) or (x, y, sample_weight)"
-    refuse((several, expected, several and f"one of {len(spec)} components", SEVERAL))
-    _check_kinds(spec, name)
-    varies = not all(leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(spec))
-    pad = "tf.ensure_shape in dataset.map, padding where sizes differ, or dataset.unbatch() where these are batches"
-    refuse(
-        (is_batched(data), f"a {name} data set of single examples, which are batched here",
-         f"one of batches, {_written(spec)}", "to leave out .batch, or dataset.unbatch()"),
-        (varies, f"a {name} data set of examples of one size", _written(spec), pad),
-    )  # fmt: skip
-
-
-def _check_batches(data: tf.data.Dataset, name: str) -> None:
-    spec, leaves_of_spec = data.element_spec, tf.nest.flatten(data.element_spec)
-    if all(isinstance(leaf, tf.TensorSpec) for leaf in leaves_of_spec):
-        _check_kinds(spec, name)
-        first = {leaf.shape[0] for leaf in leaves_of_spec if leaf.shape.rank} - {None}
-        expected = f"a {name} data set of batches, as many examples in each of their arrays"
-        refuse((len(first) > 1, expected, _written(spec), "dataset.batch(32)"))
 
 
 def _check_kinds(spec: Spec, name: str) -> None:

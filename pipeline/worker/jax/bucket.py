@@ -84,6 +84,8 @@ def made_of(
 def fits(model: keras.Model, variables: step.Variables, mesh: Mesh) -> bool:
     """True if a model's gradients can travel so, and it is then trained as it would be otherwise."""
     (trainable, other, _, counted), metrics = variables, model._compile_metrics
+    losses_of_model = model._compile_loss and model._compile_loss._flat_losses
+    loss = losses_of_model[0].loss if losses_of_model else None
     return (
         on_cpu(mesh)
         and mesh.shape[BATCH] > 1
@@ -92,7 +94,14 @@ def fits(model: keras.Model, variables: step.Variables, mesh: Mesh) -> bool:
         and not other
         and not model.losses
         and _is_of_examples(model)
-        and _is_mean(model)
+        # The loss is the mean over the examples, none of which has a weight.
+        and loss is not None
+        and len(losses_of_model) == len(model.outputs) == 1
+        and len(model.outputs[0].shape) > 1
+        and type(loss).__module__.startswith("keras.")
+        and loss.reduction == "sum_over_batch_size"
+        and getattr(loss, "fn", None) in LOSSES
+        and _is_usual(loss._fn_kwargs)
         # Each is a sum over examples, and their number.
         and all(
             type(metric).update_state is keras.metrics.MeanMetricWrapper.update_state
@@ -113,21 +122,6 @@ def _is_of_examples(layer: Any) -> bool:
         and not getattr(layer, "mask_zero", False)
         and layer.activity_regularizer is None
         and _is_function_of_keras(getattr(layer, "activation", None) or keras.activations.linear)
-    )
-
-
-def _is_mean(model: keras.Model) -> bool:
-    # Over the examples, none of which has a weight.
-    losses_of_model = model._compile_loss and model._compile_loss._flat_losses
-    loss = losses_of_model[0].loss if losses_of_model else None
-    return (
-        loss is not None
-        and len(losses_of_model) == len(model.outputs) == 1
-        and len(model.outputs[0].shape) > 1
-        and type(loss).__module__.startswith("keras.")
-        and loss.reduction == "sum_over_batch_size"
-        and getattr(loss, "fn", None) in LOSSES
-        and _is_usual(loss._fn_kwargs)
     )
 
 
