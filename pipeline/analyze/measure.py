@@ -259,14 +259,12 @@ def knee(speeds: Sequence[tuple[int, float]], share: float) -> Knee | None:
 
 def watts_of_worker(results: Sequence[Result]) -> float | None:
     """The median power of a worker over runs whose energy was read."""
+    of_runs = [(one.cost.energy_joules, one.training.seconds_training, one.layout) for one in results]
+    # Counters are those of one host.
     watts = [
-        # Counters are those of one host.
-        joules * (result.layout.hosts or 1) / seconds / workers
-        for result in results
-        if (joules := result.cost.energy_joules)
-        and (seconds := result.training.seconds_training)
-        and (workers := result.layout.workers)
-    ]
+        joules * (layout.hosts or 1) / seconds / layout.workers
+        for joules, seconds, layout in of_runs if joules and seconds and layout.workers
+    ]  # fmt: skip
     return median(watts) if watts else None
 
 

@@ -49,11 +49,8 @@ def check_backend(config: Config) -> None:
     if target == MODEL_PARALLEL:
         _check_layout(config)
     elif (strategy.devices_per_replica or 1) > 1:
-        expected, other_way = (
-            "strategy.devices_per_replica with strategy=model_parallel only",
-            "strategy=model_parallel",
-        )
-        raise UserError(expected, f"it with {strategy.name}", f"strategy.devices_per_replica=null, or {other_way}")
+        key, only = "strategy.devices_per_replica", "strategy=model_parallel"
+        raise UserError(f"{key} with {only} only", f"it with {strategy.name}", f"{key}=null, or {only}")
     if config.backend != JAX:
         return
     communication = strategy.build.get("communication", "auto")
@@ -70,8 +67,8 @@ def check_backend(config: Config) -> None:
          f"data={data.name}, whose examples TensorFlow makes", f"{prepares}backend=tensorflow"),
     )  # fmt: skip
     expect_only(config, ONLY_ON_JAX, "backend=jax,", "backend=tensorflow", Cache.none)
-    whole = "make a step of the whole global batch together, so that nothing is compared"
-    expected = f"train.check=true under backend=jax, whose replicas {whole}"
+    why = "whose replicas make a step of the whole global batch together, so that nothing is compared"
+    expected = f"train.check=true under backend=jax, {why}"
     is_strict = config.train.check.strip().lower() == "strict"
     refuse((is_strict, expected, "strict", "train.check=true, or backend=tensorflow"))
 

@@ -16,7 +16,7 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.size import Layer
 
 DEFAULT_BATCH = 64
-# A process may have so many times its share of the examples, where each reads files of its own.
+# A process that reads files of its own may have so many times its share, so that none waits long at an epoch's end.
 EVEN = 1.02
 # About so many bytes more take as long between hosts as another message does: 1 ms, most of it a processor's.
 MESSAGE_BYTES = 1 << 18

@@ -3,7 +3,7 @@
 Metrics, validation, ids and headers are not counted. `benchmarks/memory.py` holds its constants against processes.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from pipeline.config.schema import Exchange
@@ -179,12 +179,12 @@ def _placed(plan: Plan, size: Size, sums: "_Sums") -> tuple[HostMemory, ...]:
         layers = [layer for layer, part in zip(size.layers, parts, strict=True) if layer.bytes and part == number]
         paths = {path for layer in layers for path in layer.variables}
         own = [variable for variable in size.variables if variable.path in paths]
-        held, trained = sum(variable.bytes for variable in own), sum(one.bytes for one in own if one.trainable)
-        slots, batches = sum(variable.slot_bytes for variable in own), 0 if number else sums.batches
+        parameters, trained = (sum(one.bytes for one in own if one.trainable or every) for every in (True, False))
+        slots, batches = sum(one.slot_bytes for one in own), 0 if number else sums.batches
         # Layers are laid out by balance, which shares out what a step holds as well.
         activations = None if sums.activations is None else sums.activations // each
         names, devices = tuple(layer.name for layer in layers), " ".join(plan.processes[0].devices[number::each])
-        places.append(HostMemory(devices, held, trained, slots, activations, batches, names))
+        places.append(HostMemory(devices, parameters, trained, slots, activations, batches, names))
     return tuple(places)
 
 
@@ -339,7 +339,7 @@ def _servers(plan: Plan, size: Size, shards: dict[str, tuple[int, ...]]) -> dict
 
 
 def _served(plan: Plan, servers: dict[int, Counter[str]]) -> Exchanged:
-    of_host = {host: Counter[str]() for host in range(plan.hardware.hosts)}
+    of_host = defaultdict[int, Counter[str]](Counter)
     for process in plan.processes:
         of_host[process.host].update(servers.get(process.rank, {"workers": bool(process.replicas)}))
     count, total = plan.workers, sum(of_host.values(), Counter[str]())

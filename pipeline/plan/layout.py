@@ -131,7 +131,7 @@ def service_of(config: Config) -> tuple[int, tuple[str, ...]]:
 class Layout:
     """The workers in each process and on each host, each on `per_replica` devices, and parameter `servers`.
 
-    `devices_here` share a machine, where `local` one for all hosts.
+    `devices_here` share a machine, which stands for all hosts where `local`.
     """
 
     kind: str

@@ -1,17 +1,21 @@
-"""The verdict on made-up sweeps whose truth is known, and what it says of single pairs."""
+"""Throughput, intervals and speedups from timings; the verdict on made-up sweeps whose truth is known, and on pairs."""
 
+import itertools
+import random
 import re
 
 import numpy as np
 import pytest
 from shown_runs import a_plan
 
-from pipeline.analyze import comparable, compare
+from pipeline.analyze import comparable, compare, measure
 from pipeline.analyze.compare import Answer, Contestant, Judge, Use
 from pipeline.analyze.history import LoggedRun
 from pipeline.analyze.measure import Repeat
 from pipeline.driver.results import speed_of
 from pipeline.driver.timing import Measurements, to_time
+from pipeline.plan.plan import REPEAT_SECONDS
+from pipeline.record.events import Measured, Profiling, TimedCall
 from pipeline.record.results import IN_THIS_RUN, Choices, Ending, Layout, Result, from_values
 from pipeline.views.terminal.verdict_text import single_line, verdict_lines
 
@@ -136,14 +140,13 @@ def steady(workers: int, speedup: float, others: float = 0.0, one: float = 1.0) 
     return a_run(workers, repeats(np.full(5, speedup * ONE), np.full(5, others)), repeats(np.full(5, one * ONE)))
 
 
-def test_runs_that_are_repeated_and_disagree_tell_less():
-    for speedups, answer in (((1.5, 1.5, 1.25, 1.25), "faster"), ((2.0, 1.1, 1.0, 1.5), "not known")):
-        assert answer_of([steady(2, speedup) for speedup in speedups]) == answer
-
-
-def test_a_run_that_other_programs_disturbed_may_be_faster_than_it_was():
-    for others, answer in ((0.0, "faster"), (0.4, "not known")):
-        assert answer_of([steady(1, 1.0), steady(2, 0.7, others)]) == answer
+@pytest.mark.parametrize(("runs", "answer"), [
+    # Those that are repeated and disagree tell less, and one that other programs disturbed may be faster than it was.
+    ([(2, 1.5), (2, 1.5), (2, 1.25), (2, 1.25)], "faster"), ([(2, 2.0), (2, 1.1), (2, 1.0), (2, 1.5)], "not known"),
+    ([(1, 1.0), (2, 0.7, 0.0)], "faster"), ([(1, 1.0), (2, 0.7, 0.4)], "not known"),
+])  # fmt: skip
+def test_runs_that_disagree_or_were_disturbed_tell_less(runs, answer):
+    assert answer_of([steady(*run) for run in runs]) == answer
 
 
 def test_a_speedup_that_cannot_be_is_no_efficiency_and_is_judged_by_throughput():
@@ -155,15 +158,12 @@ def test_a_speedup_that_cannot_be_is_no_efficiency_and_is_judged_by_throughput()
 
 
 def test_an_older_result_without_repeats_in_its_log_is_judged_by_its_intervals():
-    runs = [
-        LoggedRun(from_values({
-            "workers": workers, "strategy": "mirrored", "examples_per_second": 100 * speedup, "speedup": speedup,
-            "speedup_low": 0.98 * speedup, "speedup_high": 1.02 * speedup, "interval_confidence": 0.9375,
-            "baseline_examples_per_second": 100.0, "baseline_source": "measured in this run",
-        }))
-        for workers, speedup in ((1, 1.0), (2, 1.6))
-    ]  # fmt: skip
-    decided = compare.decide(runs, [0, 1], 0.5)
+    older = [{
+        "workers": workers, "strategy": "mirrored", "examples_per_second": 100 * speedup, "speedup": speedup,
+        "speedup_low": 0.98 * speedup, "speedup_high": 1.02 * speedup, "interval_confidence": 0.9375,
+        "baseline_examples_per_second": 100.0, "baseline_source": IN_THIS_RUN,
+    } for workers, speedup in ((1, 1.0), (2, 1.6))]  # fmt: skip
+    decided = compare.decide([LoggedRun(from_values(values)) for values in older], [0, 1], 0.5)
     assert (decided.use, [each.answer for each in decided.against]) == ("best", ["faster"])
 
 
@@ -184,10 +184,66 @@ def test_what_other_work_disturbs_is_timed_again_until_it_is_quiet_or_patience_i
             share = shares[min(repeat, len(shares) - 1)]
             measured.point += [Repeat(1_500.0 * (1 - share), 1.0, (0.01,), other_work=share)]
             measured.baseline += [Repeat(1_000.0, 1.0, (0.01,), other_work=0.0)]
-        point, _ = measured.counted(plan)
-        return len(measured.point), [repeat.examples_per_second for repeat in point]
+        return len(measured.point), [repeat.examples_per_second for repeat in measured.counted(plan)[0]]
 
     assert timed(30.0, [0.0]) == (5, [1_500.0] * 5)
     assert timed(30.0, [0.5, 0.5, 0.0, 0.3, 0.0, 0.0, 0.0, 0.0, 0.0]) == (8, [1_500.0] * 5)
     assert timed(0.0, [0.5])[0] == 5
     assert timed(30.0, [0.5])[0] == 20
+
+
+def timed(seconds: float, *calls: tuple[int, float], examples: float = 640) -> Measured:
+    return Measured(0, examples, seconds, calls=[TimedCall(*call) for call in calls])
+
+
+def test_the_slowest_process_decides_as_a_whole_and_in_each_call_and_examples_are_not_multiplied():
+    repeat = measure.slowest({0: timed(3.0, (10, 2.0), (5, 1.0)), 1: timed(3.5, (10, 1.0), (5, 2.5))})
+    assert repeat == Repeat(640.0, 3.5, (0.2, 0.5))
+    waited = {rank: Measured(0, 64.0, 1.0 + rank, calls=[], input_seconds=[0.5]) for rank in range(2)}
+    assert measure.slowest(waited).input_shares == (0.5, 0.25)
+    pieces = [Profiling("input", None, [64, 64], seconds) for seconds in ([1.0, 2.0], [2.0, 1.0])]
+    assert measure.slowest_rates(pieces) == [32.0, 32.0]
+    assert repeat.examples_per_second == 640 / 3.5
+    assert measure.slowest(dict.fromkeys(range(8), timed(2.0, (10, 2.0)))) == measure.slowest(
+        {0: timed(2.0, (10, 2.0))}
+    )
+    with pytest.raises(ValueError, match="longer"):
+        measure.slowest({0: timed(2.0, (10, 2.0)), 1: timed(2.0, (5, 1.0), (5, 1.0))})
+
+
+def test_step_times_are_in_milliseconds_over_all_repeats_and_in_order():
+    repeats = [Repeat(1.0, 1.0, tuple(i / 1_000 for i in range(first, first + 50))) for first in (1, 51)]
+    assert measure.step_ms(repeats) == pytest.approx({"step_ms_p50": 50.5, "step_ms_p95": 95.05, "step_ms_p99": 99.01})
+    assert set(measure.step_ms([Repeat(1.0, 1.0, (0.25,))]).values()) == {250.0}
+
+
+def test_confidence_is_how_often_the_range_holds_the_median():
+    for repeats in (1, 2, 3, 5, 8):
+        # Each repeat falls on either side of the median with the same probability: count the outcomes.
+        sides = list(itertools.product((0, 1), repeat=repeats))
+        assert measure.confidence(repeats) == sum(0 < sum(each) < repeats for each in sides) / len(sides)
+
+
+def test_a_speedup_pairs_repeats_that_were_taken_in_turn_and_is_always_inside_its_range():
+    # The machine slows down by half, and the ratio stays.
+    assert measure.speedup([200.0, 100.0, 100.0], [100.0, 50.0, 50.0]) == (2.0, 2.0, 2.0)
+    assert measure.speedup([150.0], [100.0]) == (1.5, 1.5, 1.5)
+    # Over another run, it has the widest range.
+    assert measure.speedup([190.0, 200.0, 210.0], [100.0, 80.0]) == (200 / 90, 1.9, 210 / 80)
+    rng = random.Random(1)
+    for counts in itertools.product(range(1, 7), repeat=2):
+        point, baseline = ([rng.uniform(1, 100) for _ in range(count)] for count in counts)
+        ratio, low, high = measure.speedup(point, baseline)
+        assert low <= ratio <= high
+        middle, low, high = measure.interval(point)
+        assert min(point) == low <= middle <= high == max(point)
+
+
+def test_a_call_is_filled_but_has_few_steps_at_least_and_an_end_and_a_repeat_has_three_whole_calls():
+    assert [measure.steps_per_call(seconds) for seconds in (10.0, 0.25, 0.1, 0.001, 0.0)] == [1, 1, 2, 200, 200]
+    assert measure.steps_per_call(0.05, concurrent_steps=2) == 2
+    for step_seconds, per_call in itertools.product([0.0, 1e-6, 1e-3, 0.02, 0.3, 5.0], [1, 7, 200]):
+        steps = measure.steps_per_repeat(step_seconds, per_call)
+        calls = steps / per_call
+        assert calls in range(3, 1_001)
+        assert calls in (3, 1_000) or steps * step_seconds == pytest.approx(REPEAT_SECONDS, rel=0.15)
