@@ -4,14 +4,10 @@ from collections.abc import Mapping, Sequence
 
 
 class UserError(ValueError):
-    """What a user can put right: what was expected, what was received, and what to type instead.
-
-    A reason that something else gives in words of its own stands alone.
+    """What a user can put right: what was expected, what was received, and what to type instead; or a whole sentence.
 
     >>> print(UserError("workers of at least 1", 0, "workers=2"))
     Expected workers of at least 1, received 0. Try workers=2.
-    >>> print(UserError("The disk is full."))
-    The disk is full.
     """
 
     def __init__(self, expected: str, received: object = None, try_this: str = "") -> None:

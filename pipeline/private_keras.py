@@ -3,11 +3,6 @@
 The rest is in `private.py`, which has TensorFlow imported.
 """
 
-# The outputs of a model in shape and type, before it is built.
-from keras.src.backend import compute_output_spec
-
-# A compiled loop asks and sets what Keras keeps for its own: a scope under way, and the learning phase's.
-from keras.src.backend.common import global_state
-
-# A variable of Keras around one that is given, for state that lives in a loop.
-from keras.src.backend.common import variables as keras_variables
+from keras.src.backend import compute_output_spec  # a model's outputs in shape and type, before it is built
+from keras.src.backend.common import global_state  # a scope under way, and the learning phase's, for a compiled loop
+from keras.src.backend.common import variables as keras_variables  # around a given one, for state that lives in a loop

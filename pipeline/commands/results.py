@@ -83,14 +83,13 @@ def send(written: reports.WrittenReport, tracker: Tracking) -> Path | None:
     store = next((store for store in stores if store and store.uri), None)
     if store is None:
         return None
-    reports.track(written.sweep.folder, reports.with_ids(written), tracker, store)
-    return written.sweep.folder.resolve() / reports.FOLDER
+    return reports.track(written, tracker, store)
 
 
 def show_written(written: reports.WrittenReport) -> None:
     """Shows a report: the table, the verdict, and where it is."""
     console = show.console_on(sys.stdout)
-    console.print(sweep_table(written.sweep.points))
+    console.print(sweep_table(written.sweep.points, console.width), soft_wrap=True)
     show.say(console, *written.shown())
 
 

@@ -270,7 +270,8 @@ def _show_table(points: Requests, session: Session) -> None:
     from pipeline.views.terminal.sweep_table import sweep_table
 
     session.screen.say("")
-    console_on(sys.stdout).print(sweep_table(_done(points, session)))
+    console = console_on(sys.stdout)
+    console.print(sweep_table(_done(points, session), console.width), soft_wrap=True)
 
 
 def _done(points: Requests, session: Session) -> list[RunResult]:
@@ -291,7 +292,8 @@ def _tell(point: RunResult, many: bool) -> None:
     elif not many and ending.status != "PLANNED":
         from pipeline.views.terminal.result import result_table
 
-        console_on(sys.stdout).print(result_table(point))
+        console = console_on(sys.stdout)
+        console.print(result_table(point, console.width), soft_wrap=True)
 
 
 def _show_ids(unsent: str | None, points: Sequence[RunResult]) -> None:

@@ -2,7 +2,8 @@
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,9 @@ def without_codes(text: str) -> str:
     return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", text)
 
 
-def shown(renderable: Any, width: int) -> str:
+def shown(table: Callable[[int], RenderableType], width: int) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(renderable)
+    console.print(table(width), soft_wrap=True)
     return written(console)
 
 
@@ -126,8 +127,8 @@ def a_point(values: Mapping[str, Any]) -> RunResult:
     )
 
 
-def table_of(values: Mapping[str, Any]) -> RenderableType:
-    return result_table(a_point(values))
+def table_of(values: Mapping[str, Any]) -> Callable[[int], RenderableType]:
+    return partial(result_table, a_point(values))
 
 
 def a_result(**changes: Any) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from pipeline.views.mlflow import sync_runs as syncing
 from pipeline.views.mlflow.stores import open_client
 
 BEGAN = 1_700_000_000.0
+NEVER = 2**22 + 1  # More than the kernel's largest process number.
 Value = tuple[str, float, int, int]
 
 
@@ -133,9 +134,11 @@ def serving(answer: Callable[["Request"], tuple[int, bytes] | None]) -> Iterator
         ours.daemon_threads = True
         thread = threading.Thread(target=ours.serve_forever, args=(0.05,))
         thread.start()
-        yield f"http://127.0.0.1:{ours.server_address[1]}"
-        ours.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{ours.server_address[1]}"
+        finally:
+            ours.shutdown()
+            thread.join()
 
 
 class Request(http.server.BaseHTTPRequestHandler):

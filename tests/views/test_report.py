@@ -80,6 +80,10 @@ def a_sweep(folder: Path) -> Path:
     return folder
 
 
+def left_out(made: report.WrittenReport) -> list[str]:
+    return [each.title for each in made.drawn if isinstance(each, figures.MissingFigure)]
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> report.WrittenReport:
     return report.write(a_sweep(tmp_path_factory.mktemp("outputs") / "sweeps" / "scaling"))
@@ -97,19 +101,28 @@ def test_the_verdict_names_the_best_with_its_confidence_and_what_to_change(writt
     ]
 
 
-def test_every_figure_is_there_in_both_formats_and_the_parts_of_a_step_add_up_to_it(written):
-    assert {path.name for path in written.figures} == {
+def test_every_figure_is_there_in_both_formats_with_one_look_of_a_strategy_and_parts_of_a_step_add_up_to_it(written):
+    drawn = [*(written.sweep.folder / "report").glob("*.*g")]
+    assert {path.name for path in drawn} == {
         f"{name}.{kind}" for name in ("scaling", "throughput", "learning", "steps") for kind in ("svg", "png")
     }
-    assert all(path.stat().st_size > 5_000 for path in written.figures)
-    assert written.left_out == ()
+    assert all(path.stat().st_size > 5_000 for path in drawn)
+    assert left_out(written) == []
     explained = {point.number: figures.causes(point) for point in written.sweep.measured if point.result.explained}
     assert len(explained) == 4
     for place, split in explained.items():
         assert sum(split.values()) == pytest.approx(written.sweep.points[place].result.speed.step_ms_p50)
+    blue, orange, *others = (colour.lower() for colour in figures.STRATEGIES)
+    for name, svg in ((figure.name, figure.svg.decode().lower()) for figure in written.drawn):
+        assert blue in svg, name
+        assert orange in svg, name
+        # Causes have colours of their own.
+        assert name == "steps" or not [colour for colour in others[:-1] if colour in svg], name
+    looks = {figures._strategy(point): figures._look_of(point, written.sweep) for point in written.sweep.points}
+    assert {name: look["marker"] for name, look in looks.items()} == {"mirrored": "o", "multi_worker": "s", "tpu": "D"}
 
 
-def test_the_page_asks_no_host_shows_what_was_typed_as_text_and_tells_what_failed_or_was_skipped(written):
+def test_the_page_asks_no_host_shows_what_was_typed_as_text_and_tells_what_failed_and_a_table_has_all_numbers(written):
     page = written.html.read_text()
     assert page.count('<svg role="img" aria-label="') == 4
     assert "default-src 'none'; style-src 'unsafe-inline'" in page
@@ -118,10 +131,7 @@ def test_the_page_asks_no_host_shows_what_was_typed_as_text_and_tells_what_faile
     assert "Point 6 failed: Worker 1 was killed." in page
     assert "Point 7 refused: Expected a TPU. Try workers=2." in page
     assert "<td>22222222</td>" in page
-
-
-def test_points_csv_has_all_numbers(written):
-    header, *rows = written.csv.read_text().splitlines()
+    header, *rows = (written.sweep.folder / "points.csv").read_text().splitlines()
     names = header.split(",")
     assert len(rows) == 8
     assert {"examples_per_second_low", "explained.parts.communication.share", "predictions.0.held"} <= set(names)
@@ -172,19 +182,6 @@ def test_points_that_differ_in_what_was_run_are_told_with_it_and_one_that_failed
     ]
 
 
-def test_a_strategy_has_one_colour_and_one_marker_in_every_figure(written):
-    blue, orange, *others = (colour.lower() for colour in figures.STRATEGIES)
-    drawn = {path.stem: path.read_text().lower() for path in written.figures if path.suffix == ".svg"}
-    for name, svg in drawn.items():
-        assert blue in svg, name
-        assert orange in svg, name
-        # Causes have colours of their own.
-        assert name == "steps" or not [colour for colour in others[:-1] if colour in svg], name
-    markers = {figures._strategy(point): figures._look_of(point, written.sweep)["marker"]
-               for point in written.sweep.points}  # fmt: skip
-    assert markers == {"mirrored": "o", "multi_worker": "s", "tpu": "D"}
-
-
 def test_a_report_is_written_again_in_its_place_is_no_run_and_its_sweep_is_found_by_name_and_folder(written):
     again = report.write(written.sweep.folder)
     assert again.html.read_text() == written.html.read_text()
@@ -198,7 +195,7 @@ def test_a_report_is_written_again_in_its_place_is_no_run_and_its_sweep_is_found
 def test_what_of_a_report_mlflow_does_not_hold_is_said_with_what_sends_it(written, tmp_path):
     tracker, folder = Tracker(os.environ, tmp_path / "log"), written.sweep.folder / "report"
     assert tracker.drain(folder, 1.0) == (True, None)
-    report.track(folder.parent, written, tracker, TrackingStore("server", "http://127.0.0.1:9", "x"))
+    report.track(written, tracker, TrackingStore("server", "http://127.0.0.1:9", "x"))
     drained, problem = tracker.drain(folder, 1.0)
     tracker.close(0.1)
     assert not drained
@@ -209,15 +206,14 @@ def test_a_figure_with_nothing_to_show_is_left_out_and_the_report_says_why(tmp_p
     for place in range(2):
         wrote(tmp_path / f"{place}_mirrored", [], examples_per_second=None)
     made = report.write(tmp_path)
-    assert made.figures == ()
-    assert [each.title for each in made.left_out] == [
+    assert left_out(made) == [
         "Speedup and efficiency against workers", "Throughput by strategy", "Time to accuracy", "Step time by cause",
     ]  # fmt: skip
     assert "Left out: Throughput by strategy, since no point was measured." in made.html.read_text()
     assert made.lines == ["No verdict: no point was measured."]
-    for place, workers in enumerate((1, 2), 2):
-        a_point(tmp_path / f"{place}_mirrored", "mirrored", workers, 95.0 * workers, explained=None)
-    assert [figure.title for figure in report.write(tmp_path).left_out] == ["Step time by cause"]
+    for place in (1, 2):
+        a_point(tmp_path / f"{place + 1}_mirrored", "mirrored", place, 95.0 * place, explained=None)
+    assert left_out(report.write(tmp_path)) == ["Step time by cause"]
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -241,7 +237,7 @@ def test_a_sweep_that_lists_its_points_tells_those_without_a_result_and_pools_re
     page = made.html.read_text()
     assert "Point 0 unfinished: it was started and has not ended" in page
     assert "Point 1 not run: it was not run yet" in page
-    assert [point.status for point in made.sweep.points] == ["UNFINISHED", "NOT RUN", *["FINISHED"] * 4]
+    assert [point.result.ending.status for point in made.sweep.points] == ["UNFINISHED", "NOT RUN", *["FINISHED"] * 4]
 
 
 @pytest.mark.parametrize("arguments", [["sweep=nothing"], [], ["swep=there"]])
@@ -294,28 +290,21 @@ def test_what_is_drawn_stands_out_from_its_paper(paper):
 
 OVERLAPPING = """
 const parts = [...document.querySelectorAll('h1, h2, h3, p, li, dt, dd, th, td, svg')];
-const boxes = parts.map(each => each.getBoundingClientRect());
-const found = [];
-for (let i = 0; i < parts.length; i++) for (let j = 0; j < i; j++) {
-  const a = boxes[i], b = boxes[j];
-  const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
-  const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-  if (wide > 1 && high > 1) found.push(parts[i].outerHTML.slice(0, 80) + ' / ' + parts[j].outerHTML.slice(0, 80));
-}
-return found;
+const boxes = parts.map(each => each.getBoundingClientRect()), text = at => parts[at].outerHTML.slice(0, 80);
+const overlap = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+  && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 1;
+return boxes.flatMap((a, i) => boxes.slice(0, i).flatMap((b, j) => overlap(a, b) ? [text(i) + ' / ' + text(j)] : []));
 """
 TOO_WIDE = """
 return [...document.querySelectorAll('body :not(svg *)')].filter(each => !each.closest('table')
   && each.getBoundingClientRect().right > innerWidth + 0.5).map(each => each.outerHTML.slice(0, 80));
 """
-SMALLEST = (
-    "return Math.min(...[...document.querySelectorAll('body *')].map(e => parseFloat(getComputedStyle(e).fontSize)));"
-)
-# How large each picture is of the size in points that it was drawn in.
-PICTURES = (
-    "return [...document.querySelectorAll('svg')].map(each =>"
-    " each.getBoundingClientRect().width / (each.viewBox.baseVal.width * 96 / 72));"
-)
+# The smallest text, and how large each picture is of the size in points that it was drawn in.
+SIZES = """
+const texts = [...document.querySelectorAll('body *')], pictures = [...document.querySelectorAll('svg')];
+return [Math.min(...texts.map(each => parseFloat(getComputedStyle(each).fontSize))),
+  ...pictures.map(each => each.getBoundingClientRect().width / (each.viewBox.baseVal.width * 96 / 72))];
+"""
 
 
 @pytest.fixture
@@ -341,8 +330,8 @@ def test_the_page_reads_at_desktop_and_phone_width(written, opened, width):
     assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     assert browser.execute_script(TOO_WIDE) == []
     assert browser.execute_script(OVERLAPPING) == []
-    assert browser.execute_script(SMALLEST) >= 12
-    pictures = browser.execute_script(PICTURES)
+    smallest, *pictures = browser.execute_script(SIZES)
+    assert smallest >= 12
     assert len(pictures) == 4
     # Texts of the figures have 9.5 points or more, so that they stay above 8 pixels.
     assert all(scale > 8 / (9.5 * 96 / 72) for scale in pictures)
@@ -362,14 +351,10 @@ return [getComputedStyle(document.body).backgroundColor, ...papers];
 
 
 @pytest.mark.slow
-def test_the_page_is_light_or_dark_as_the_reader_has_it_and_light_on_paper(opened):
+def test_the_page_is_light_or_dark_as_the_reader_has_it_fills_two_columns_and_is_light_and_not_cut_on_paper(opened):
     light, dark = "rgb(255, 255, 255)", "rgb(22, 24, 28)"
     for media, scheme, paper in (("", "light", light), ("", "dark", dark), ("print", "dark", light)):
         assert opened(1280, media, scheme).execute_script(DRAWN) == [paper] * 5
-
-
-@pytest.mark.slow
-def test_the_second_column_of_figures_is_filled_and_nothing_is_cut_on_paper(opened):
     boxes = opened(1280).execute_script(
         "return [...document.querySelectorAll('figure')].map(each => each.getBoundingClientRect().toJSON());"
     )

@@ -1,24 +1,28 @@
-"""What a person sees, on a terminal and on a pipe, whatever comes in and whenever it is interrupted."""
+"""What a person sees of runs and sweeps, on a terminal and on a pipe, whatever comes in and whenever it is stopped."""
 
 import dataclasses
 import io
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 from shown_runs import a_plan, a_point, a_result, a_run, a_terminal, shown, table_of, told, without_codes, written
 
-from pipeline.record import events
+from pipeline.driver import Ahead, RunResult
+from pipeline.record import events, results
 from pipeline.record.log import from_plain, stamped, to_plain
-from pipeline.views.terminal import console_on, error_text
-from pipeline.views.terminal.live import Progress
+from pipeline.views.terminal import console_on, error_text, say
+from pipeline.views.terminal.live import Progress, Terminal
 from pipeline.views.terminal.plan_text import plan_lines
 from pipeline.views.terminal.run_state import RunState
 from pipeline.views.terminal.sweep_table import sweep_table
-from pipeline.views.terminal.words import time_of_day
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
@@ -39,11 +43,11 @@ def test_a_plan_is_told_in_five_lines() -> None:
         "length     3 epochs of 40 steps, 120 in all",
         "baseline   one device, no strategy, batch 64; measured in turn, 2 repeats of about 0.75 s",
     ]
-    where = "reused from outputs/s/0_mirrored; throughput from 2 repeats of about 0.75 s"
-    assert plan_lines(a_plan(), False, "outputs/s/0_mirrored")[-1].endswith(f"batch 64; {where}")
+    where = "batch 64; reused from outputs/s/0_mirrored; throughput from 2 repeats of about 0.75 s"
+    assert plan_lines(a_plan(), False, "outputs/s/0_mirrored")[-1].endswith(where)
 
 
-def test_hundreds_of_processes_are_told_in_one_line_and_in_full_in_one_each() -> None:
+def test_hundreds_of_processes_are_told_in_one_line_and_in_full_in_one_each_with_what_is_not_chosen_yet() -> None:
     plan = a_plan(processes=256, devices=1, hosts=32)
     short, full = plan_lines(plan, full=False), plan_lines(plan, full=True)
     assert len(short) == 5
@@ -52,13 +56,22 @@ def test_hundreds_of_processes_are_told_in_one_line_and_in_full_in_one_each() ->
     assert len(rows) == 256
     assert rows[-1].split() == ["255", "worker", "31", "127.0.0.1:40255", "CPU:0", "255", "0", "1", "+", "2"]
     assert "optimizer" in "\n".join(full)
+    (process,) = a_plan().processes
+    unchosen = dataclasses.replace(
+        process, address="10.0.0.1:0", devices=("GPU:0", "GPU:1", "GPU:3"), cores=(), intra_op_threads=0
+    )
+    for of_plan, cells in (
+        (process, ["-", "CPU:0-1", "0-1", "0-1", "1", "+", "2"]),
+        (unchosen, ["10.0.0.1:(free", "port)", "GPU:0-1,3", "0-1", "any", "default", "+", "2"]),
+    ):
+        lines = plan_lines(dataclasses.replace(a_plan(), processes=(of_plan,)), full=True)
+        assert ["0", "chief", "0", *cells] in [line.split() for line in lines]
 
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"train_examples": None}, "3 epochs; steps an epoch are known once the data is read"),
     ({"epochs": None, "steps": 500}, "500 steps, 40 of them an epoch"),
-    ({"scaling": "strong"}, "strong scaling (global batch held fixed)"),
-    ({"scaling": "strong"}, "one device, no strategy, batch 128"),
+    ({"scaling": "strong"}, "strong scaling (global batch held fixed)|one device, no strategy, batch 128"),
     ({"baseline": "auto"}, "reused if measured before"),
     ({"baseline": "none"}, "none, so no speedup"),
     ({"measure_steps": 0}, "nothing is measured"),
@@ -67,20 +80,8 @@ def test_hundreds_of_processes_are_told_in_one_line_and_in_full_in_one_each() ->
     ({"notes": ("This machine stands for 2 hosts.",)}, "note       This machine stands for 2 hosts."),
 ])  # fmt: skip
 def test_the_plan_says_how_long_against_what_and_what_its_speed_is_not(changes: dict[str, Any], words: str) -> None:
-    assert words in "\n".join(plan_lines(a_plan(**changes), full=False))
-
-
-def test_the_full_plan_says_free_port_and_default_threads_where_nothing_is_chosen_yet() -> None:
-    (process,) = a_plan().processes
-    unchosen = dataclasses.replace(
-        process, address="10.0.0.1:0", devices=("GPU:0", "GPU:1"), cores=(), intra_op_threads=0
-    )
-    for of_plan, cells in (
-        (process, ["-", "CPU:0-1", "0-1", "0-1", "1", "+", "2"]),
-        (unchosen, ["10.0.0.1:(free", "port)", "GPU:0-1", "0-1", "any", "default", "+", "2"]),
-    ):
-        lines = plan_lines(dataclasses.replace(a_plan(), processes=(of_plan,)), full=True)
-        assert ["0", "chief", "0", *cells] in [line.split() for line in lines]
+    lines = "\n".join(plan_lines(a_plan(**changes), full=False))
+    assert [part for part in words.split("|") if part not in lines] == []
 
 
 def test_a_run_on_a_pipe_is_a_line_for_each_phase_repeat_and_epoch_after_the_time_of_day() -> None:
@@ -99,9 +100,9 @@ def test_a_run_on_a_pipe_is_a_line_for_each_phase_repeat_and_epoch_after_the_tim
         "epoch 3 of 3: loss 0.2, accuracy 0.91, val_loss 0.2333, val_accuracy 0.89, 2.1 s",
         "saved: model.keras",
     ]
-    console_on(console.file).print(table_of(a_result()))
+    console_on(console.file).print(table_of(a_result())(200))
     lines = written(console).splitlines()
-    assert lines[1] == f"{time_of_day(1.7e9 + 2.5)} joined: 2 processes after 2.5 s"
+    assert lines[1] == f"{datetime.fromtimestamp(1.7e9 + 2.5):%H:%M:%S} joined: 2 processes after 2.5 s"
     assert [place for place, line in enumerate(lines) if re.match(r"\d\d:\d\d:\d\d \w", line)] == [*range(12)]
     assert lines[12].startswith("FINISHED    cnn on mnist5k")
     assert not [line for line in lines if line != line.rstrip()]
@@ -117,15 +118,13 @@ def test_a_long_epoch_gets_a_line_about_every_ten_seconds() -> None:
 
 
 def test_training_is_told_of_once_though_its_first_steps_are_timed_and_a_baseline_that_is_reused_not_at_all() -> None:
-    plan = a_plan()
-    ran = [event for _, event in a_run(plan, baseline=False)]
+    ran = [event for _, event in a_run(a_plan(), baseline=False, epochs=1)]
     timed = max(place for place, event in enumerate(ran) if isinstance(event, events.Measured))
     steps = [event for event in ran if isinstance(event, events.Steps)]
     rest = [event for event in ran[timed:] if not isinstance(event, events.Steps)]
-    text = told(plan, ((0.0, event) for event in [*ran[: timed - 1], *steps, *rest]))
+    text = told(a_plan(), ((0.0, event) for event in [*ran[: timed - 1], *steps, *rest]))
     assert [line.split(":")[0] for line in text.splitlines()][3:] == [
-        "measuring its first steps", "repeat 1 of 2", "training", "repeat 2 of 2", "epoch 1 of 3", "epoch 2 of 3",
-        "epoch 3 of 3", "saved",
+        "measuring its first steps", "repeat 1 of 2", "training", "repeat 2 of 2", "epoch 1 of 1", "saved",
     ]  # fmt: skip
     assert "measuring its first steps: 2 repeats\nrepeat 1 of 2: 3,200 examples/s\n" in text
     assert "baseline" not in text
@@ -207,16 +206,13 @@ def test_nothing_is_drawn_while_a_repeat_is_timed() -> None:
     assert all(f"warning: number {place}." in written(console) for place in range(first_steps))
 
 
-def test_bars_are_drawn_at_most_four_times_a_second() -> None:
+def test_bars_are_drawn_at_most_four_times_a_second_and_only_inside_the_block() -> None:
     plan, console = a_plan(processes=300, devices=1), a_terminal()
     with Progress(plan, console, 0.0) as progress:
         for tick in range(3_000):
             kind = (events.Beat, events.Started, events.Joined)[tick % 3]
             progress.update(kind(group="point", rank=tick % 299), tick / 1_000)
     assert without_codes(written(console)).count("processes joined") <= 13
-
-
-def test_bars_are_drawn_only_inside_the_block() -> None:
     console = a_terminal()
     progress = Progress(a_plan(), console, 0.0)
     progress.update(events.Warned("early"), 1.0)
@@ -279,29 +275,26 @@ def test_a_terminal_that_goes_away_does_not_end_the_run(terminal: bool) -> None:
         def write(self, text: str) -> int:
             raise OSError(5, "Input/output error")
 
-    console = Console(file=Gone(), force_terminal=terminal, width=80)
-    assert told(a_plan(), a_run(a_plan()), console) == ""
+    assert told(a_plan(), a_run(a_plan()), Console(file=Gone(), force_terminal=terminal, width=80)) == ""
 
 
-def test_a_pipe_with_few_characters_gets_question_marks_instead_of_an_error() -> None:
+def test_a_pipe_gets_question_marks_for_characters_that_it_lacks_is_no_terminal_and_breaks_no_path(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with Progress(a_plan(), console_on(stream), 0.0) as progress:
         progress.update(events.Warned("naïve"), 0.0)
-    console_on(stream).print(table_of(a_result(notes=["naïve"])))
+    console_on(stream).print(table_of(a_result(notes=["naïve"]))(80))
     stream.seek(0)
     assert stream.read().count("na?ve") == 2
-
-
-def test_a_pipe_is_no_terminal_even_with_forced_colours_and_paths_stay_in_one_piece_there(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     console, folder = console_on(io.StringIO()), "/".join(["a-long-folder"] * 12)
     assert HIDE not in told(a_plan(), a_run(a_plan()), console)
-    console.print(table_of(a_result(folder=folder)))
+    console.print(table_of(a_result(folder=folder))(console.width), soft_wrap=True)
     assert f"folder      {folder}" in without_codes(written(console))
 
 
-def sweep_of(points: Iterable[Mapping[str, Any]]) -> RenderableType:
-    return sweep_table([dataclasses.replace(a_point(values), number=place) for place, values in enumerate(points)])
+def sweep_of(points: Iterable[Mapping[str, Any]]) -> Callable[[int], RenderableType]:
+    shown = [dataclasses.replace(a_point(values), number=place) for place, values in enumerate(points)]
+    return partial(sweep_table, shown)
 
 
 def test_a_result_says_how_fast_against_what_how_sure_and_where_to_look(monkeypatch, tmp_path):
@@ -338,9 +331,6 @@ RESULTS: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "the epochs that were planned, where a callback ended them": (
         a_result(epochs=19, planned_epochs=50, stopped_by="EarlyStopping", stopped_at=1197),
         ["training    19 of 50 epochs, "], "50 of 50",
-    ),
-    "those of a run that no callback ended": (
-        a_result(epochs=50, planned_epochs=50), ["training    50 epochs, "], "of 50 epochs",
     ),
     "who waits for input": (BOUND, ["input wait  31% of the step time, most of all worker 1, input-bound\n"], "1.2%"),
     "who hardly waits": (NOT_BOUND, ["input wait  1.2% of the step time\n"], "bound"),
@@ -451,7 +441,6 @@ def test_a_sweep_of_wide_numbers_and_long_overrides_wraps_no_number(width: int) 
 
 
 def test_an_error_is_one_message() -> None:
-    assert error_text("Expected a, received b. Try c.") == "pipeline: Expected a, received b. Try c."
     assert error_text("first\n\n  second\x1b[2J") == "pipeline: first\n    second"
     assert error_text("") == "pipeline: stopped, and no reason was given"
 
@@ -462,13 +451,122 @@ def test_a_run_that_is_started_again_says_so_and_shows_its_steps_from_where_it_g
     for event in (events.Started(), events.Joined(), events.Built(), steps, events.Checkpoint(8)):
         seen.take(event, 1.0)
     assert "saved at 8" in seen.view().figures
-    (line,) = seen.take(events.Restarted("It was lost.", processes=2, leaders=2), 2.0)
-    assert line.text == "warning: It was lost."
-    assert line.lasting
+    assert seen.take(events.Restarted("It was lost.", processes=2, leaders=2), 2.0) == [("warning: It was lost.", True)]
     assert seen.view().where == "0 of 2 processes joined"
     for event, text in (
         (events.Started(), "starting: 2 processes"),
         (events.Restored(8, True), "going on from step 8"),
         (events.Restored(), "going on from the beginning: there is no checkpoint yet"),
     ):
-        assert [line.text for line in seen.take(event, 3.0)] == [text]
+        assert seen.take(event, 3.0) == [(text, False)]
+
+
+WIDTHS = (100, 60, 40)
+SHARED = ("data=digits", "train.epochs=2")
+# Words of the table that only the rows of a narrow console have.
+STACKED = set(
+    "one_device, mirrored, multi_worker, worker workers (3,301-3,503) 1.84x (1.79-1.88) efficiency accuracy "
+    "0.9432 In brackets:".split()
+)
+FOLDER = "outputs/sweeps/2026-11-25_10-14-58-123456/{}_{}"
+
+
+def points(ended: int = 6) -> tuple[RunResult, ...]:
+    """Six points of two keys, of which so many have ended: one was refused, one failed."""
+    refused = "Expected workers=1, since one_device trains on one device, received workers=2. Try workers=1."
+    unfinished = {1: ("REFUSED", refused), 4: ("FAILED", "worker 0 was killed.")}
+    runs = []
+    for number, (strategy, workers) in enumerate(product(("one_device", "mirrored", "multi_worker"), (1, 2))):
+        values: dict[str, Any] = {"strategy": strategy, "workers": workers}
+        if number < ended and number in unfinished:
+            values |= dict(zip(("status", "error"), unfinished[number], strict=True))
+        elif number < ended:
+            values = a_result(**values, rehearsal=number == 5)
+        overrides = (f"strategy={strategy}", f"workers={workers}", *SHARED)
+        runs.append(RunResult(results.from_values(values), Path(FOLDER.format(number, strategy)), overrides, number))
+    return tuple(runs)
+
+
+def test_a_point_is_called_by_one_number_from_its_beginning_to_the_table() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    screen = Terminal(console, lambda: 1.7e9)
+    screen.shares(points(0))
+    screen.begins(Ahead(2, points(2), 65.0))
+    screen.ended(points()[2], 19.0)
+    now = f"{datetime.fromtimestamp(1.7e9):%H:%M:%S}"
+    assert written(console).splitlines() == [
+        "all        data=digits train.epochs=2",
+        "",
+        f"{now} -- point 2: strategy=mirrored workers=1 (2 of 6 done, about 1 min 05 s left)",
+        f"{now} point 2: FINISHED, 3,412 examples/s (3,301 to 3,503), 1.84x, efficiency 92%, val_accuracy 0.9432, 19 s",
+    ]
+    # Some of them, as where the command was interrupted: each keeps its number.
+    table = shown(partial(sweep_table, [points()[number] for number in (0, 2, 4)]), 100)
+    assert re.findall(r"^(\d)  (\w+)", table, re.M) == [("0", "one_device"), ("2", "mirrored"), ("4", "multi_worker")]
+    assert "Point 4 failed: worker 0 was killed." in table
+    assert "All with workers=1 data=digits train.epochs=2." in table
+    assert table.count("data=digits") == 1
+
+
+def test_the_plan_of_the_next_point_says_only_what_is_other() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    screen = Terminal(console)
+    screen.planned(a_plan(), False, None)
+    for plan, label in ((a_plan(), "baseline"), (a_plan(processes=2, devices=1), "processes")):
+        before = len(written(console).splitlines())
+        screen.planned(plan, False, "outputs/sweeps/s/0_mirrored")
+        assert [line.split()[0] for line in written(console).splitlines()[before:]] == [label]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_table_fills_above_the_bars_as_points_end(width: int) -> None:
+    drawn = []
+    for ended in range(6):
+        text = told(a_plan(), a_run(a_plan(), epochs=1), a_terminal(width), Ahead(ended, points(ended), None))
+        drawn.append(without_codes(text))
+        assert max(map(len, re.split(r"[\r\n]+", drawn[-1]))) <= width
+    for ended, text in enumerate(drawn):
+        rows = dict(re.findall(r"^(\d) {1,2}(\w+ +\d +\S+)", text, re.M))
+        assert [row.split()[2] for row in rows.values()] == [
+            *["3,412", "REFUSED", "3,412", "3,412", "FAILED", "3,412"][:ended], "running", *["-"] * (5 - ended),
+        ]  # fmt: skip
+        assert f"{ended} of 6" in text
+        # Epochs are in the bars, and of a sweep do not stay.
+        assert "val_accuracy 0.89" not in text
+
+
+def test_of_more_points_than_lines_those_around_the_one_under_way_are_shown() -> None:
+    many = (dataclasses.replace(points(0)[0], number=place, overrides=(f"workers={place}",)) for place in range(50))
+    text = told(a_plan(), a_run(a_plan(), epochs=1), a_terminal(), Ahead(30, tuple(many), None))
+    numbers = {int(number) for number in re.findall(r"^ ?(\d+)  \d+ +\S", without_codes(text), re.M)}
+    assert 30 in numbers
+    assert len(numbers) == 16
+
+
+def everything(width: int) -> Iterator[str]:
+    """All that is printed of a sweep, on a console of a width."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    screen = Terminal(console)
+    screen.shares(points(0))
+    screen.planned(a_plan(notes=("This machine stands for 2 hosts, so that its speed is not theirs.",)), False, FOLDER)
+    for point in points():
+        screen.begins(Ahead(point.number or 0, points(point.number or 0), 65.0))
+        screen.ended(point, 19.0)
+    console.print(table_of(a_result(saved="model.keras", folder=FOLDER.format(0, "mirrored")))(width), soft_wrap=True)
+    say(console, error_text(f"Point 1 refused: {points()[1].result.ending.error}"))
+    console.print(sweep_table(points(), width), soft_wrap=True)
+    yield from written(console).splitlines()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_line_is_longer_than_the_console_or_broken_inside_a_word(width: int) -> None:
+    lines = [*everything(width)]
+    assert max(map(len, lines)) <= width
+    whole = {word for line in everything(300) for word in line.split()} | STACKED
+    # A path that fits into no line is broken at its slashes.
+    paths = [word for word in whole if len(word) > width]
+    for part in (re.escape(word) for line in lines for word in line.split() if word not in whole):
+        assert any(re.search(rf"(^|/){part}(?<=/)|/{part}$", path) for path in paths)
+    # So are epochs and warnings.
+    text = without_codes(told(a_plan(), a_run(a_plan()), a_terminal(40)))
+    assert "epoch 2 of 3: loss 0.3, accuracy 0.91,\n    val_loss 0.35, val_accuracy 0.89,\n    2.1 s\n" in text

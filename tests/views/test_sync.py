@@ -1,28 +1,53 @@
-"""What `sync` sends of event logs to MLflow, to real stores and servers, and what MLflow shows of it."""
+"""What is sent of event logs to MLflow, to real stores and servers that fail, what it shows, and what stays secret."""
 
+import base64
 import hashlib
 import json
 import os
+import signal
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+import pytest
+import sqlalchemy
 import tracked_runs
+from conftest import finish, left_behind, start
 from ports import free_port
-from tracked_runs import BEGAN, MlflowClient, Writer, _mlflow_settings, home, local, only_run, sent, sync, values
+from tracked_runs import (
+    BEGAN,
+    NEVER,
+    MlflowClient,
+    Request,
+    Server,
+    Writer,
+    _mlflow_settings,
+    home,
+    local,
+    only_run,
+    own_tracker,
+    sent,
+    serving,
+    store,
+    sync,
+    values,
+)
+from under_way import until
 
 from pipeline.driver.run_folders import find
 from pipeline.record.events import Ended, Event, Resumed, Run, Warned
-from pipeline.record.log import from_plain, to_line
-from pipeline.views.mlflow import remember, texts
+from pipeline.record.files import read_tracking
+from pipeline.record.log import from_plain, read, to_line
+from pipeline.views.mlflow import Tracker, remember, texts
 from pipeline.views.mlflow.changes import Changes, LogState
 from pipeline.views.mlflow.copies import Copy
 from pipeline.views.mlflow.stores import open_client
 
-__all__ = ["_mlflow_settings", "home"]
-
-NEVER = 2**22 + 1  # More than the kernel's largest process number.
+__all__ = ["_mlflow_settings", "home", "own_tracker"]
 
 
 def test_a_run_s_page_says_what_came_of_it_the_command_the_commit_who_ran_it_and_what_its_speed_is_not(home):
@@ -45,18 +70,17 @@ def test_a_run_s_page_says_what_came_of_it_the_command_the_commit_who_ran_it_and
     }  # fmt: skip
     writer.write({"time": BEGAN, "event": "result", "values": measured})
     result, *rest = said()
-    for figures in ("**1.84 times one device** (rehearsal, 1.79 to 1.90), 92% ", " 3,412 examples/s (3,301 to 3,503) "):
-        assert figures in result
+    assert "**1.84 times one device** (rehearsal, 1.79 to 1.90), 92% " in result
+    assert " 3,412 examples/s (3,301 to 3,503) " in result
     assert rest == [asked, f"{doubt}\n- Input-bound."]
     writer.end("FAILED", "Worker 1 was killed.")
     assert said()[:2] == ["**Worker 1 was killed.**", result]
     run = only_run(local(home).uri, writer.key)
     assert run.info.user_id == run.data.tags["mlflow.user"] == "ann"
-    assert run.data.tags.items() >= origin.items()
     # In digits that mean something, and both ends of an interval in one column.
     assert (run.data.metrics["speedup"], run.data.metrics["examples_per_second"]) == (1.844, 3412.0)
-    assert run.data.tags["speedup_range"] == "1.79 to 1.90"
-    assert run.data.tags["examples_per_second_range"] == "3,301 to 3,503"
+    ranges = {"speedup_range": "1.79 to 1.90", "examples_per_second_range": "3,301 to 3,503"}
+    assert run.data.tags.items() >= (origin | ranges).items()
 
 
 def test_runs_of_one_kind_have_names_of_their_own_by_which_they_are_found(home: Path) -> None:
@@ -81,9 +105,9 @@ def test_runs_of_one_kind_have_names_of_their_own_by_which_they_are_found(home: 
 def test_throughput_is_what_mlflow_is_sent_first(home: Path) -> None:
     """Its page that compares runs opens on the first metric that it was sent."""
     writer, uri = Writer(home / "first", params={"workers": 2}), local(home).uri
-    remember(writer.folder, local(home))
 
     def send(patient: bool) -> dict[str, float]:
+        remember(writer.folder, local(home))
         copy = Copy(writer.folder, local(home))
         while copy.advance(patient):
             pass
@@ -102,7 +126,6 @@ def test_throughput_is_what_mlflow_is_sent_first(home: Path) -> None:
     # One that is not measured, or that somebody waits for, does not keep its losses back.
     for name, last, patient in (("late", 40, True), ("asked", 2, False)):
         writer = Writer(home / name)
-        remember(writer.folder, local(home))
         writer.steps(1, last)
         assert len(send(patient)) == 1
 
@@ -139,10 +162,9 @@ def test_long_and_odd_values_reach_mlflow_cut_and_clean(home: Path) -> None:
     names = {"": 1, "a" * 300: 2, "../up": 3, "a//b": 4, "ünï": 5, "ok": float("nan"), "yes": True, "big": 10**400}
     writer.write({"time": BEGAN, "event": "steps", "step": 1, "losses": [], "metrics": names})
     run = sent(writer, home)
+    cut = {"long": "x" * 6000, "wide": "é" * 6000, "lone": "a?b", "zero": "ab", "none": "", "n_me_": "1"}
+    assert run.data.params.items() >= cut.items()
     assert len(run.data.params) == 66
-    assert run.data.params["long"] == "x" * 6000
-    assert run.data.params["wide"] == "é" * 6000
-    assert [run.data.params[name] for name in ("lone", "zero", "none", "n_me_")] == ["a?b", "ab", "", "1"]
     assert run.data.tags["t" * 250] == "v"
     long = f"train/{'a' * 244}"
     assert run.data.metrics == {"train": 1, long: 2, "train/_/up": 3, "train/a/b": 4, "train/ünï": 5}
@@ -169,8 +191,7 @@ def test_sync_ends_runs_whose_driver_is_gone_and_no_others(home: Path) -> None:
         remember(writer.folder, local(home))
     with gone.log.open("ab") as log:
         log.write(to_line(Warned(time=BEGAN + 4))[:20])
-    sent, lines = sync(home / "drivers")
-    uri = local(home).uri
+    (sent, lines), uri = sync(home / "drivers"), local(home).uri
     assert sent
     assert [only_run(uri, writer.key).info.status for writer in writers] == ["KILLED", "KILLED", "RUNNING", "RUNNING"]
     assert only_run(uri, gone.key).info.end_time == round(1000 * (BEGAN + 3))
@@ -199,20 +220,17 @@ def test_sync_fills_a_store_that_was_thrown_away_and_leaves_a_deleted_run_alone(
     assert sync(tmp_path, uri=copied)[1][-1] == "Runs sent: 0; nothing new: 2; not sent: 0."
     assert sync(tmp_path)[1][-1] == "Runs sent: 0; nothing new: 2; not sent: 0."
 
-    client = MlflowClient(copied)
-    client.delete_run(only_run(copied, half.key).info.run_id)
+    MlflowClient(copied).delete_run(only_run(copied, half.key).info.run_id)
     half.steps(1, 2)
     sent, lines = sync(tmp_path, uri=copied)
-    assert sent
-    assert "left alone" in lines[0]
+    assert (sent, "left alone" in lines[0]) == (True, True)
 
     # As a new process finds it: MLflow keeps connections to the file that was deleted.
     moved = f"sqlite:///{tmp_path}/new/../other/mlflow.db"
     (tmp_path / "new").mkdir()
     (tmp_path / "other" / "mlflow.db").unlink()
-    for writer in (done, half):
-        text = (writer.folder / "tracking.json").read_text()
-        (writer.folder / "tracking.json").write_text(text.replace(copied, moved))
+    for state in (writer.folder / "tracking.json" for writer in (done, half)):
+        state.write_text(state.read_text().replace(copied, moved))
     assert sync(done.folder, uri=moved)[1][-1] == "Runs sent: 1; nothing new: 0; not sent: 0."
     assert values(moved, only_run(moved, done.key)) == Counter(losses)
     assert tracked_runs.files(moved, only_run(moved, done.key)) == {"events.jsonl"}
@@ -234,7 +252,6 @@ def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(tmp_path:
 
     nowhere = f"http://127.0.0.1:{free_port()}"
     refused = asked("sync", f"uri={nowhere}").failed()
-    assert refused.err == ""
     assert refused.out.splitlines()[0] == f"outputs/runs/run: not sent. No MLflow server answers at {nowhere}."
 
 
@@ -273,3 +290,182 @@ def test_what_a_later_command_makes_again_is_sent_once_the_run_goes_on_and_that_
     report = changed(from_plain({"time": 9.0, "event": "report"} | told))
     assert report.metrics == []
     assert report.tags == {"best": "mirrored", "confidence": "", "mlflow.note.content": "A tie."}
+
+
+SHORT = (
+    "model=mlp", "data=digits", "workers=1", "train.steps=40", "train.steps_per_call=4", "measure.steps=0",
+    "measure.baseline=none", "train.save=false", "tracking.system_metrics_seconds=1",
+    "tracking.drain_timeout=60",
+)  # fmt: skip
+
+
+def whole(uri: str, log: Path) -> Any:
+    """The run of a log in a store, which has every point of the log once."""
+    state = LogState()
+    for event, _ in read(log):
+        state.take(event)
+    run = only_run(uri, str(state.run and state.run.key))
+    points = {(each.name, each.value, each.time_ms, each.step): 1 for each in state.changes.metrics}
+    assert values(uri, run) == Counter(points)
+    return run
+
+
+def test_a_new_store_is_made_without_a_wait_for_the_disk_at_each_change_and_used_with_one(tmp_path: Path) -> None:
+    levels: list[int] = []
+
+    def closed(connection: Any, record: object) -> None:
+        levels.append(connection.execute("PRAGMA synchronous").fetchone()[0])
+
+    sqlalchemy.event.listen(sqlalchemy.Pool, "close", closed)
+    try:
+        open_client(f"sqlite:///{tmp_path}/outputs/mlflow.db", None)
+        engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/outputs/mlflow.db")
+        with engine.connect() as connection:
+            assert connection.execute(sqlalchemy.text("SELECT name FROM sqlite_master")).fetchone()
+        engine.dispose()
+        assert (set(levels[:-1]), levels[-1]) == ({0}, 2)
+    finally:
+        sqlalchemy.event.remove(sqlalchemy.Pool, "close", closed)
+
+
+@pytest.mark.slow
+def test_four_runs_that_make_the_store_at_once_have_every_point_of_their_logs_in_it_once(tmp_path: Path) -> None:
+    began = time.monotonic()
+    started = [start(tmp_path, *SHORT, f"train.seed={seed}") for seed in range(4)]
+    ran = [finish(process, tmp_path, began, 200) for process in started]
+    assert [each.code for each in ran] == [0] * 4, [each.err for each in ran]
+    logs, uri = sorted(tmp_path.glob("outputs/runs/*/events.jsonl")), f"sqlite:///{tmp_path}/outputs/mlflow.db"
+    assert len(logs) == 4
+    for log in logs:
+        result = json.loads((log.parent / "result.json").read_text())
+        assert result["tracking_note"] is None
+        run = whole(uri, log)
+        assert (run.info.run_id, run.info.status) == (result["mlflow_run_id"], "FINISHED")
+        assert sum(name == "train/loss" for name, *_ in values(uri, run)) == 40
+    assert not list(tmp_path.glob("outputs/mlflow.db.new*"))
+    assert not left_behind(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_server_that_loses_answers_stands_still_or_is_killed_half_way_has_one_run_with_every_point_once(
+    tmp_path: Path, own_tracker: Tracker
+) -> None:
+    server = Server(tmp_path).start()
+    ill, lost = threading.Event(), ["/api/2.0/mlflow/runs/create", "/api/2.0/mlflow/runs/log-batch"]
+
+    def between(request: Request) -> tuple[int, bytes] | None:
+        """Passes requests on to the real server; the first answers are lost, and while `ill` is set they are 500."""
+        answer = request.passed_on(server.uri)
+        if request.path in lost:
+            lost.remove(request.path)
+            return None
+        return (500, b"") if ill.is_set() else answer
+
+    def each_process(do: Callable[[psutil.Process], None]) -> None:
+        """Does it to the server, which begins by starting others."""
+        first = psutil.Process(server._process.pid)  # type: ignore[union-attr]
+        for process in (first, *first.children(recursive=True)):
+            do(process)
+
+    writer, said = Writer(tmp_path / "run"), tmp_path / "tracker.log"
+
+    def all_sent() -> bool:
+        return bool(read_tracking(writer.folder).copied.offset == writer.log.stat().st_size)
+
+    try:
+        with serving(between) as uri:
+            own_tracker.follow(writer.folder, store(uri))
+            expected = writer.steps(1, 1500)
+            until(lambda: read_tracking(writer.folder).copied.offset, 60)
+            assert not lost
+            ill.set()
+            expected += writer.steps(1501, 2600)
+            until(lambda: "answers with error 500" in said.read_text(), 30)
+            ill.clear()
+            until(all_sent, 60)
+            # It stands still, longer than a request is waited for.
+            each_process(psutil.Process.suspend)
+            expected += writer.steps(2601, 4500)
+            until(lambda: "does not answer in time" in said.read_text(), 30)
+            assert not all_sent()
+            each_process(psutil.Process.resume)
+            expected += writer.steps(4501, 5000)
+            until(all_sent, 60)
+            # It is killed, and comes back later.
+            server.stop(signal.SIGKILL)
+            expected += writer.steps(5001, 6000)
+            until(lambda: "answers with error 502" in said.read_text(), 30)
+            server.start()
+            writer.end()
+            until(lambda: read_tracking(writer.folder).copied.closed, 60)
+            for _ in range(2):
+                run = only_run(server.uri, writer.key)
+                assert values(server.uri, run) == Counter(expected)
+                assert run.info.status == "FINISHED"
+                assert sync(writer.folder) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
+                # From the start, as if nothing were known of what was sent.
+                (writer.folder / "tracking.json").unlink()
+                remember(writer.folder, store(uri))
+                assert sync(writer.folder)[0]
+    finally:
+        each_process(psutil.Process.resume)
+        server.stop()
+
+
+NAME, PASSWORD, TOKEN = "ann-3d6f", "s3cret-b19c!", "t0ken-77aa"
+BASIC = base64.b64encode(f"{NAME}:{PASSWORD}".encode()).decode()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Server, list[Any]]]:
+    """(address, the MLflow server behind it, what was asked of it): it answers only to the name or the token."""
+    server = Server(tmp_path_factory.mktemp("guarded")).start()
+    asked: list[str | None] = []
+
+    def guard(request: Request) -> tuple[int, bytes]:
+        asked.append(login := request.headers.get("Authorization"))
+        is_known = login in (f"Basic {BASIC}", f"Bearer {TOKEN}")
+        return request.passed_on(server.uri) if is_known else (401, f"Who is {login}?".encode())
+
+    with serving(guard) as uri:
+        yield uri, server, asked
+    server.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("environ", "header"), [
+    ({"MLFLOW_TRACKING_USERNAME": NAME, "MLFLOW_TRACKING_PASSWORD": PASSWORD}, f"Basic {BASIC}"),
+    ({"MLFLOW_TRACKING_TOKEN": TOKEN}, f"Bearer {TOKEN}"),
+])  # fmt: skip
+def test_who_logs_in_from_the_environment_leaves_the_secret_nowhere(tmp_path, asked, guarded, environ, header):
+    uri, server, logins = guarded
+    logins.clear()
+    if runs := len(environ) == 2:
+        began, where = time.monotonic(), ("tracking=server", f"tracking.uri={uri}")
+        ran = finish(start(tmp_path, *SHORT, *where, **environ), tmp_path, began, 120)
+        assert ran.result["tracking_note"] is None
+    else:  # What a run does not send, `sync` does.
+        writer = Writer(tmp_path / "outputs/runs/run")
+        writer.steps(1, 40)
+        writer.end()
+        remember(writer.folder, store(uri))
+        ran = asked("sync", **environ)
+    ran.ok()
+    assert set(logins) == {header}
+    (log,) = tmp_path.glob("outputs/runs/*/events.jsonl")
+    whole(server.uri, log)
+    # Another who logs in with what the server does not know, so that its answer repeats it.
+    wrong = {name: f"{text}-wrong" for name, text in environ.items()}
+    refused = asked("sync", f"uri={uri.replace('127.0.0.1', 'localhost')}", **wrong).failed()
+    assert "401" in refused.out
+    printed = ran.out + ran.err + refused.out + refused.err
+    # Nor does a run that fails or is refused leave it.
+    for case, code in (("model.build._target_=own.raises", 1), ("workers=0", 2)) if runs else ():
+        failed = finish(start(tmp_path, *SHORT, *where, case, **environ), tmp_path, time.monotonic(), 120).failed(code)
+        printed += failed.out + failed.err
+    secrets = [*(text for name, text in environ.items() if not name.endswith("USERNAME")), BASIC]
+    assert not [word for word in secrets if word in printed]
+    assert len(list(tmp_path.rglob("point-0.log"))) == 2 * runs
+    # Databases and archives included.
+    files = [path for folder in (tmp_path, server.folder) for path in folder.rglob("*") if path.is_file()]
+    assert not [path for path in files for word in secrets if word.encode() in path.read_bytes()]

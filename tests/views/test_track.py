@@ -10,15 +10,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import pytest
 import tracked_runs
 from ports import free_port
-from tracked_runs import BEGAN, Writer, _mlflow_settings, home, local, only_run, own_tracker, tracker, values
+from tracked_runs import BEGAN, NEVER, Writer, _mlflow_settings, home, local, only_run, own_tracker, tracker, values
 from under_way import until
 
 import pipeline
@@ -28,18 +26,15 @@ from pipeline.views.mlflow.sync_runs import LogFollower
 
 __all__ = ["_mlflow_settings", "home", "own_tracker", "tracker"]
 
+ZOMBIE = {"status": psutil.STATUS_ZOMBIE}
 ROOT = Path(pipeline.__file__).parents[1]
-NEVER = 2**22 + 1  # More than the kernel's largest process number.
 
 
 def whole_run(folder: Path) -> tuple[Writer, list[tracked_runs.Value]]:
     """A log with every kind of event but its end, and by hand what MLflow must make of it."""
     at, second, base = ({"group": group, "rank": rank} for group, rank in (("point", 0), ("point", 1), ("baseline", 0)))
-    writer = Writer(
-        folder,
-        params={"data": "digits", "workers": 2, "global_batch": 128, "seed": None},
-        tags={"sweep": "s", "good": True},
-    )
+    params = {"data": "digits", "workers": 2, "global_batch": 128, "seed": None}
+    writer = Writer(folder, params=params, tags={"sweep": "s", "good": True})
     (folder / "hydra").mkdir()
     for name in ("plan.json", "point-0.log", "hydra/config.yaml", "model.keras", "result.json"):
         (folder / name).write_text("{}")
@@ -103,9 +98,8 @@ def test_a_follower_that_is_stopped_or_killed_is_reported_and_follows_all_runs_o
     os.kill(process(), signal.SIGKILL)
     os.waitpid(process(), 0)
     losses = first.steps(1, 3)
-    assert own_tracker.drain(first.folder, 10) == (
-        False, f"The tracking process has ended; see {tmp_path / 'tracker.log'}.",
-    )  # fmt: skip
+    ended = f"The tracking process has ended; see {tmp_path / 'tracker.log'}."
+    assert own_tracker.drain(first.folder, 10) == (False, ended)
     own_tracker.follow(third.folder, local(tmp_path))
     assert own_tracker.drain(first.folder, 20) == own_tracker.drain(third.folder, 20) == (True, None)
     uri = str(local(tmp_path).uri)
@@ -136,11 +130,8 @@ def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Pa
     assert client.get_experiment(run.info.experiment_id).name == "pipeline"
     assert run.info.artifact_uri.startswith(local(home).artifacts)
     assert run.data.params == {"data": "digits", "workers": "2", "global_batch": "128", "seed": "None"}
-    tags = {
-        "sweep": "s", "good": "true", "parameters": "1234", "status": "FINISHED", "rehearsal": "true",
-        "stopped_by": "EarlyStopping",
-    }  # fmt: skip
-    assert run.data.tags.items() >= tags.items()
+    tags = {"sweep": "s", "good": "true", "parameters": "1234", "rehearsal": "true", "stopped_by": "EarlyStopping"}
+    assert run.data.tags.items() >= (tags | {"status": "FINISHED"}).items()
     assert run.data.tags["mlflow.note.content"] == (
         "**5.00 times one device** (rehearsal), 250% efficiency: 320 examples/s with 2 workers, "
         "validation accuracy 0.75.\n\n- Slow disk."
@@ -204,45 +195,35 @@ def test_who_followed_a_driver_that_is_gone_leaves_killed_neither_what_another_h
     assert ended(detached, NEVER) == "KILLED"
 
 
-def alive(pid: int) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
 @pytest.mark.slow
 def test_a_driver_killed_with_9_leaves_killed_and_no_process(tmp_path: Path) -> None:
     code = """
-import json, os, sys, time
+import os, sys, time
 from pathlib import Path
-from pipeline.record.log import EventLog, from_plain
-from pipeline.record.files import TrackingStore
-from pipeline.views.mlflow import Tracker
+from tracked_runs import Tracker, Writer, local
 
-folder, store, written = Path(sys.argv[1]), TrackingStore(**json.loads(sys.argv[2])), json.loads(sys.argv[3])
-tracker = Tracker(dict(os.environ), folder / "tracker.log")
-tracker.follow(folder, store)
-tracker.drain(folder, 60)
-EventLog(folder / "events.jsonl").append(from_plain(written))
+writer = Writer(Path(sys.argv[1]))
+tracker = Tracker(dict(os.environ), writer.folder / "tracker.log")
+tracker.follow(writer.folder, local(writer.folder.parent))
+tracker.drain(writer.folder, 60)
+writer.steps(1, 2)
 print(tracker._process.pid, flush=True)
 time.sleep(60)
 """
-    writer, uri = Writer(tmp_path / "run"), local(tmp_path).uri
-    last = {"time": BEGAN + 1, "event": "steps", "step": 2, "losses": [3.0, 2.0]}
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, str(writer.folder), json.dumps(asdict(local(tmp_path))), json.dumps(last)]
+    folder, uri, key = tmp_path / "run", local(tmp_path).uri, f"key of {tmp_path / 'run'}"
+    environ, command = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, [sys.executable, "-c", code, folder]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as driver:
         assert driver.stdout
         follower = int(driver.stdout.readline())
         died = time.time()
         driver.kill()
-    until(lambda: not alive(follower))
-    run = only_run(uri, writer.key)
+    until(lambda: {each.pid: each.info for each in psutil.process_iter(["status"])}.get(follower, ZOMBIE) == ZOMBIE)
+    run = only_run(uri, key)
     assert run.info.status == "KILLED"
     assert died - 1 < run.info.end_time / 1000 < time.time()
     assert len(values(uri, run)) == 2
-    assert tracked_runs.sync(writer.folder) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
-    assert only_run(uri, writer.key).info.end_time == run.info.end_time
+    assert tracked_runs.sync(folder) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
+    assert only_run(uri, key).info.end_time == run.info.end_time
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from typing import Any
 import pytest
 from conftest import ROOT, Ran, finish, left_behind, start
 from ports import free_port
+from selenium.common.exceptions import WebDriverException
+from tracked_runs import MlflowClient
 from under_way import until
 
 from pipeline.commands.mlflow_store import HOST
@@ -74,8 +75,6 @@ class Site:
         return list(self.browser.find_elements("css selector", selector))
 
     def wait(self, what: Callable[[], Any]) -> Any:
-        from selenium.common.exceptions import WebDriverException
-
         def drawn() -> Any:
             # The page may just be being drawn.
             with suppress(WebDriverException):
@@ -109,13 +108,9 @@ def site(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[Sit
         "tracking.drain_timeout=60", "strategy=one_device,mirrored", "workers=1,2",
     )  # fmt: skip
     ran = finish(sweep, folder, began, 240).ok()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from mlflow import MlflowClient
-
-        client = MlflowClient(f"sqlite:///{folder}/outputs/mlflow.db")
-        (experiment,) = client.search_experiments(filter_string="name = 'pipeline'")
-        runs = {run.info.run_id: run.data for run in client.search_runs([experiment.experiment_id])}
+    client = MlflowClient(f"sqlite:///{folder}/outputs/mlflow.db")
+    (experiment,) = client.search_experiments(filter_string="name = 'pipeline'")
+    runs = {run.info.run_id: run.data for run in client.search_runs([experiment.experiment_id])}
     (report,) = (run_id for run_id, data in runs.items() if data.tags.get("kind") == "report")
     server, address = serving(folder, free_port())
     try:
@@ -136,11 +131,20 @@ def test_a_command_that_is_killed_outright_leaves_no_server(tmp_path):
     server, _ = serving(tmp_path, port)
     server.kill()
     server.wait()
-    until(lambda: not listens(port), SECONDS)
+
+    def is_free() -> bool:
+        with socket.socket() as asking:
+            return asking.connect_ex((HOST, port)) != 0
+
+    until(is_free, SECONDS)
     # What ends the server gives it five seconds.
     assert not left_behind(tmp_path, patience=15.0)
 
 
+CELLS = """
+return [...document.querySelectorAll('.ag-row .ag-cell')].map(
+  cell => [cell.parentNode.getAttribute('row-index'), cell.getAttribute('col-id'), cell.innerText]);
+"""
 # Of the columns in sight, their names and whether these are cut short.
 HEADS = """
 const right = document.querySelector('.ag-root').getBoundingClientRect().right;
@@ -211,8 +215,8 @@ def test_three_runs_that_are_ticked_are_compared_by_throughput_and_speedup_first
 
 @pytest.mark.slow
 def test_the_page_of_a_run_says_what_came_of_it_and_how_to_run_it_again_and_that_of_a_sweep_has_its_report(site):
-    (result, *_) = site.finished
-    site.open(page_of(site, result["mlflow_run_id"]))
+    (result, *_), runs = site.finished, site.address.partition("?")[0]
+    site.open(f"{runs}/{result['mlflow_run_id']}")
     words = site.wait(lambda: "Created by" in (text := site.body) and "Metrics (" in text and text)
     assert f"{result['speedup']:.2f} times one device" in words
     assert "python -m pipeline data=digits model=mlp train.steps=4" in words
@@ -224,7 +228,7 @@ def test_the_page_of_a_run_says_what_came_of_it_and_how_to_run_it_again_and_that
     assert sorted(name for name in metrics if "loss" in name) == ["train/epoch_loss", "train/loss", "val/loss"]
     assert all(value == float(f"{value:.6g}") or value.is_integer() for value in metrics.values())
     # A report among a run's artifacts is shown as a page.
-    site.open(f"{page_of(site, site.report)}/artifacts/report.html")
+    site.open(f"{runs}/{site.report}/artifacts/report.html")
     frame = site.wait(lambda: site.all("iframe"))[0]
     site.browser.switch_to.frame(frame)
     site.wait(lambda: site.all("h1") and site.all("figure") and site.all("h1")[0].text)
@@ -233,26 +237,11 @@ def test_the_page_of_a_run_says_what_came_of_it_and_how_to_run_it_again_and_that
     site.browser.switch_to.default_content()
 
 
-def page_of(site: Site, run_id: str) -> str:
-    """Where a run is shown."""
-    server, _, rest = site.address.partition("#")
-    return f"{server}#/experiments/{rest.split('/')[2]}/runs/{run_id}"
-
-
 def table(site: Site) -> list[dict[str, str]]:
     """What the runs table shows, row by row; its left columns stand still, and are a table of their own."""
     rows: dict[int, dict[str, str]] = {}
-    cells = (
-        "return [...document.querySelectorAll('.ag-row .ag-cell')].map(cell => "
-        "[cell.parentNode.getAttribute('row-index'), cell.getAttribute('col-id'), cell.innerText])"
-    )
-    for index, column, words in site.browser.execute_script(cells):
+    for index, column, words in site.browser.execute_script(CELLS):
         name = column.partition("`")[2].rstrip("`") or column
         # Before a run's name is the colour that it is drawn in.
         rows.setdefault(int(index), {})["name" if name == "Run Name" else name] = words.strip().rpartition("\n")[2]
     return [rows[index] for index in sorted(rows)]
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as asking:
-        return asking.connect_ex((HOST, port)) == 0

@@ -1,8 +1,5 @@
 """Turns a run's event log into an MLflow run: as it grows, by a process of its own, or later, by `sync`.
 
-    python -m pipeline.views.mlflow.sync_runs  started by a `Tracker`, which names to it the folders of runs to follow
-    python -m pipeline sync                 sends what MLflow does not hold yet, and ends runs whose driver is gone
-
 Both fold the log through `changes`, and note in the run's `tracking.json` how far they came. To send a thing twice
 changes nothing: a run is found again by its key, and MLflow stores an equal point once. The follower is a process
 because MLflow takes seconds to import and its server may hang: the driver waits for neither.
@@ -23,8 +20,7 @@ from pipeline.record import log as event_log
 from pipeline.record.files import DELETED, LOG, TrackingStore, read_tracking, write_tracking
 from pipeline.views.mlflow.stores import logged_in, without_password
 
-# Between two looks at how far the follower is.
-LOOK_SECONDS = 0.05
+LOOK_SECONDS = 0.05  # between two looks at how far the follower is
 # A process that imports, sends or writes computes for longer before long, also beside many others; one that waits for
 # a server that does not answer does not.
 LEAST_SECONDS = 0.02
@@ -50,14 +46,14 @@ class Tracker:
             if self._process is not None and self._process.poll() is None:
                 return
             path = filter(None, [str(Path(__file__).resolve().parents[3]), self._environ.get("PYTHONPATH")])
+            environ = {**self._environ, "PYTHONPATH": os.pathsep.join(path)}
+            command = [sys.executable, "-m", "pipeline.views.mlflow.sync_runs", str(os.getpid())]
             try:
                 self._log.parent.mkdir(parents=True, exist_ok=True)
                 # One that takes the place of another reads from the beginning what that was named.
                 if self._names is None:
                     self._names, names_file = tempfile.mkstemp()
                     os.unlink(names_file)
-                command = [sys.executable, "-m", "pipeline.views.mlflow.sync_runs", str(os.getpid())]
-                environ = {**self._environ, "PYTHONPATH": os.pathsep.join(path)}
                 with self._log.open("ab") as log:
                     self._process = subprocess.Popen(
                         command, stdin=self._names, stdout=log, stderr=log, env=environ, start_new_session=True
@@ -71,12 +67,11 @@ class Tracker:
             if store.uri is not None:
                 store = replace(store, uri=logged_in(store.uri, self._environ))
             remember(folder, store)
+            if store.uri is not None:
+                self.begin()
+                self._name(os.fsencode(folder))
         except OSError as error:
             self._problem = f"The run is not tracked: {error}."
-            return
-        if store.uri is not None:
-            self.begin()
-            self._name(os.fsencode(folder))
 
     def drain(self, folder: Path, timeout: float, waits: Callable[[], bool] = lambda: True) -> tuple[bool, str | None]:
         """Returns (True if MLflow holds all of the log in `folder`, what was wrong), after that time at most."""
@@ -85,19 +80,17 @@ class Tracker:
             return self._problem is None, self._problem
 
         def is_sent() -> bool:
-            """True if MLflow holds all of the log, or never will, since someone deleted the run there."""
             copied = read_tracking(folder).copied
             return copied.closed == DELETED or next(event_log.read(folder / LOG, copied.offset), None) is None
 
         if not is_sent():
             self._name(os.fsencode(folder))
             _wait(process, timeout, lambda: waits() and not is_sent(), lambda: read_tracking(folder).copied.problem)
-        if problem := read_tracking(folder).copied.problem:
-            return False, problem
-        if is_sent():
-            return True, None
-        ended = self._problem or f"The tracking process has ended; see {self._log}."
-        return False, "The tracking process is not done yet." if process.poll() is None else ended
+        problem = read_tracking(folder).copied.problem
+        if problem is None and not is_sent():
+            ended = self._problem or f"The tracking process has ended; see {self._log}."
+            problem = "The tracking process is not done yet." if process.poll() is None else ended
+        return problem is None, problem
 
     def close(self, timeout: float = 12.0, waits: Callable[[], bool] = lambda: True) -> None:
         """Ends the process, which first sends what is left and ends as KILLED the runs that have no end."""
@@ -106,7 +99,7 @@ class Tracker:
             process, names = self._process, self._names
             self._process = self._names = None
         if process is not None and names is not None:
-            _wait(process, timeout, waits)
+            _wait(process, timeout, waits, lambda: None)
             process.kill()
             process.wait()
             os.close(names)
@@ -125,14 +118,10 @@ def remember(folder: Path, store: TrackingStore) -> None:
 
 
 def _wait(
-    process: "subprocess.Popen[bytes]",
-    timeout: float,
-    waits: Callable[[], bool],
-    problem: Callable[[], str | None] = lambda: None,
+    process: subprocess.Popen[bytes], timeout: float, waits: Callable[[], bool], problem: Callable[[], str | None]
 ) -> None:
     """Waits while the caller does and the process gets on: it computes, but not to try again what meets a `problem`."""
-    # Only once a follower is waited for: a plan has none.
-    import psutil
+    import psutil  # only once a follower is waited for: a plan has none
 
     def computed() -> float:
         with contextlib.suppress(psutil.Error):

@@ -5,9 +5,8 @@ It imports no MLflow, and leaves the sending to `pipeline.views.mlflow.copies`.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from pipeline.analyze import comparable
 from pipeline.record import events, results
@@ -31,8 +30,7 @@ class Changes:
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     metrics: list[texts.MetricValue] = field(default_factory=list)
-    # As MLflow's `Dataset` takes them.
-    datasets: list[dict[str, str]] = field(default_factory=list)
+    datasets: list[dict[str, str]] = field(default_factory=list)  # as MLflow's `Dataset` takes them
     reopened: bool = False
     end: tuple[str, int] | None = None
 
@@ -50,12 +48,10 @@ class LogState:
     commands: int = 0
     last: dict[str, int] = field(default_factory=dict)
     epoch: int = 0
-    # When training reported its first steps.
-    training_ms: int | None = None
+    training_ms: int | None = None  # when training reported its first steps
     time_ms: int = 0
     built: bool = False
-    # What its description says.
-    result: str = ""
+    result: str = ""  # its description says this, the error and the notes
     error: str = ""
     notes: dict[str, None] = field(default_factory=dict)
     model: str | None = None
@@ -66,10 +62,68 @@ class LogState:
 
     def take(self, event: events.Event) -> None:
         """Adds what `event` changes: nothing for an event that MLflow has no place for."""
-        handle = HANDLERS.get(type(event))
-        if handle is not None and (event.of_point or isinstance(event, events.Measured)):
-            self.time_ms = max(self.time_ms, texts.ms(event))
-            handle(self, event)
+        if not (event.of_point or isinstance(event, events.Measured)):
+            return
+        self.time_ms = max(self.time_ms, texts.ms(event))
+        match event:
+            case events.Run() if self.run is None:
+                self._begun(event)
+            case events.Resumed():
+                self._resumed(event)
+            case events.Attached():
+                self.driver = event
+                # Nobody may have been left to say that it goes on.
+                self._tags({"status": "RUNNING"})
+                self.changes.reopened = True
+            case events.Built(rank=0) if not self.built:
+                self._built(event)
+            case events.Measured(rank=0, group=group):
+                # Repeats of a group end in their median.
+                name = texts.FIRST if group in (None, "point") else f"{group}_{texts.FIRST}"
+                self._curve(texts.measurement(name), _rate(event), event, event.repeat)
+            case events.Profiled(values=pace):
+                self._tags({"profile.bound": pace.bound})
+                for name in ("input", "model", "ceiling"):
+                    called = f"{name}_examples_per_second"
+                    self._metric(f"profile/{called}", getattr(pace, called), event, 0)
+            case events.Steps():
+                self._stepped(event)
+            # Made again by fewer workers, an epoch may end at another step.
+            case events.Epoch() if event.epoch > self.epoch:
+                self.epoch = event.epoch
+                # By optimizer step, so that MLflow can draw it over the training loss; by epoch where that is the axis.
+                self._curve("train/epoch", event.epoch, event, event.step)
+                self._learnt(event, event, event.step)
+            case events.System():
+                host = texts.safe_name(event.host).replace("/", "_")
+                for name, value in event.values.items():
+                    called = f"system/{host}/{name}"
+                    self._curve(called, value, event, self.last.get(texts.safe_name(called), -1) + 1)
+            case events.Warned() | events.Restarted():
+                self.notes[event.text] = None
+                self._describe()
+            case events.Saved():
+                self.model = event.path
+            # The sentence about it is a note of the result.
+            case events.Checked(rank=0, values=check):
+                self._tags({"check": check.outcome})
+                if check.outcome != "not made":
+                    self._metric("one_device/largest_difference", check.largest, event, 0)
+            case events.Explained(values=explanation):
+                about = {"explain.bound": explanation.bound, "explain.straggler": explanation.straggler}
+                self._tags({name: text for name, text in about.items() if text})
+                shares = {part.name: part.share for part in explanation.parts}
+                for name, share in {"lost": explanation.lost, **shares}.items():
+                    self._metric(f"explain/{name.replace(' ', '_')}", share, event, 0)
+            case events.Result():
+                self._result(event)
+            # Of a sweep, written once more; its points have the numbers, which it would double.
+            case events.Report():
+                self.report = event.files
+                tags = {name: value or "" for name, value in event.tags.items()}
+                self._tags(tags | {texts.NOTE_TAG: event.text})
+            case events.Ended():
+                self._ended(event)
 
     def _tags(self, tags: Mapping[str, object]) -> None:
         self.changes.tags |= {
@@ -99,10 +153,7 @@ class LogState:
             self._metric(name, value, event, step, before)
 
     def _begun(self, event: events.Run) -> None:
-        if self.run is not None:
-            return
-        self.run = self.driver = event
-        self.commands = 1
+        self.run, self.driver, self.commands = event, event, 1
         self.changes.params |= {
             texts.safe_name(name): texts.text(value, texts.PARAM_CHARACTERS) for name, value in event.params.items()
         }
@@ -118,8 +169,7 @@ class LogState:
     def _resumed(self, event: events.Resumed) -> None:
         self.driver, self.ended = event, False
         self.commands += 1
-        # What the command before ended with holds no longer.
-        self.error = ""
+        self.error = ""  # what the command before ended with holds no longer
         self._describe()
         # Parameters are fixed for a run in MLflow; what another command had otherwise is a tag.
         then = {} if self.run is None else self.run.params
@@ -128,15 +178,7 @@ class LogState:
         self._tags({"status": "RUNNING", **resumed, **changed})
         self.changes.reopened = True
 
-    def _attached(self, event: events.Attached) -> None:
-        self.driver = event
-        # Nobody may have been left to say that it goes on.
-        self._tags({"status": "RUNNING"})
-        self.changes.reopened = True
-
     def _built(self, event: events.Built) -> None:
-        if self.built or event.rank:
-            return
         self.built, plain = True, to_plain(event)
         sizes = ("parameters", "input_shape", "num_classes")
         self._tags({name: plain[name] for name in sizes if plain.get(name) is not None})
@@ -151,12 +193,6 @@ class LogState:
             "profile": json.dumps({name: plain[name] for name in counted if plain.get(name) is not None}),
         })  # fmt: skip
 
-    def _measured(self, event: events.Measured) -> None:
-        if not event.rank:
-            # Repeats of a group end in their median.
-            name = texts.FIRST if event.group in (None, "point") else f"{event.group}_{texts.FIRST}"
-            self._curve(texts.measurement(name), _rate(event), event, event.repeat)
-
     def _stepped(self, event: events.Steps) -> None:
         losses, seconds = event.losses, number(event.seconds) or 0.0
         self.training_ms = self.training_ms or texts.ms(event)
@@ -169,36 +205,13 @@ class LogState:
         self._curve("train/learning_rate", event.learning_rate, event, event.step)
         self._curve("train/examples_per_second", _rate(event), event, event.step)
 
-    def _epoch(self, event: events.Epoch) -> None:
-        # Made again by fewer workers, an epoch may end at another step.
-        if event.epoch <= self.epoch:
-            return
-        self.epoch = event.epoch
-        # By optimizer step, so that MLflow can draw it over the training loss; by epoch where that is the axis.
-        self._curve("train/epoch", event.epoch, event, event.step)
-        self._learnt(event, event, event.step)
-
     def _learnt(self, values: events.Epoch | results.Training, event: events.EventBase, step: int) -> None:
         """Adds an epoch's metrics; a value that is sent already for that step is left out."""
         self._curve("train/epoch_loss", values.loss, event, step)
         for name, value in values.metrics.items():
             self._curve(f"train/{name}", value, event, step)
-        held_out: dict[str, float | None] = {"loss": values.val_loss, **values.val_metrics}
-        for name, held in held_out.items():
+        for name, held in {"loss": values.val_loss, **values.val_metrics}.items():
             self._curve(f"val/{name.removeprefix('val_')}", held, event, step)
-
-    def _system(self, event: events.System) -> None:
-        host = texts.safe_name(event.host).replace("/", "_")
-        for name, value in event.values.items():
-            called = f"system/{host}/{name}"
-            self._curve(called, value, event, self.last.get(texts.safe_name(called), -1) + 1)
-
-    def _noted(self, event: events.Warned | events.Restarted) -> None:
-        self.notes[event.text] = None
-        self._describe()
-
-    def _saved(self, event: events.Saved) -> None:
-        self.model = event.path
 
     def _result(self, event: events.Result) -> None:
         for name, value in event.values.items():
@@ -220,39 +233,14 @@ class LogState:
         self.notes |= dict.fromkeys(result.notes)
         self._describe()
 
-    def _reported(self, event: events.Report) -> None:
-        """Takes a sweep's report, written once more: its points have the numbers, which it would double."""
-        self.report = event.files
-        self._tags({name: value or "" for name, value in event.tags.items()} | {texts.NOTE_TAG: event.text})
-
-    def _profiled(self, event: events.Profiled) -> None:
-        self._tags({"profile.bound": event.values.bound})
-        for name in ("input", "model", "ceiling"):
-            called = f"{name}_examples_per_second"
-            self._metric(f"profile/{called}", getattr(event.values, called), event, 0)
-
-    def _checked(self, event: events.Checked) -> None:
-        # The sentence about it is a note of the result.
-        if event.rank == 0:
-            self._tags({"check": event.values.outcome})
-            if event.values.outcome != "not made":
-                self._metric("one_device/largest_difference", event.values.largest, event, 0)
-
-    def _explained(self, event: events.Explained) -> None:
-        explanation = event.values
-        about = {"explain.bound": explanation.bound, "explain.straggler": explanation.straggler}
-        self._tags({name: words for name, words in about.items() if words})
-        for name, share in {"lost": explanation.lost, **{part.name: part.share for part in explanation.parts}}.items():
-            self._metric(f"explain/{name.replace(' ', '_')}", share, event, 0)
-
     def _ended(self, event: events.Ended) -> None:
         preempted = event.status == "PREEMPTED"
         status = "KILLED" if preempted else event.status if event.status in STATUSES else "FAILED"
         self.ended = True
-        self._tags({"status": status, **({"preempted": "true"} if preempted else {})})
+        self._tags({"status": status} | ({"preempted": "true"} if preempted else {}))
         if event.error:
-            self._tags({"error": event.error})
             self.error = event.error
+            self._tags({"error": event.error})
             self._describe()
         self.changes.end = status, texts.ms(event)
 
@@ -260,24 +248,3 @@ class LogState:
 def _rate(event: events.Measured | events.Steps) -> float | None:
     examples, seconds = number(event.examples), number(event.seconds)
     return examples / seconds if examples is not None and seconds else None
-
-
-HANDLERS: dict[type[events.Event], Callable[[LogState, Any], None]] = {
-    events.Run: LogState._begun,
-    events.Resumed: LogState._resumed,
-    events.Attached: LogState._attached,
-    events.Built: LogState._built,
-    events.Measured: LogState._measured,
-    events.Profiled: LogState._profiled,
-    events.Steps: LogState._stepped,
-    events.Epoch: LogState._epoch,
-    events.System: LogState._system,
-    events.Warned: LogState._noted,
-    events.Restarted: LogState._noted,
-    events.Saved: LogState._saved,
-    events.Checked: LogState._checked,
-    events.Explained: LogState._explained,
-    events.Result: LogState._result,
-    events.Report: LogState._reported,
-    events.Ended: LogState._ended,
-}

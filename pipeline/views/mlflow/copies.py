@@ -24,9 +24,9 @@ from pipeline.views.mlflow.texts import FIRST, NAME_CHARACTERS, missing, ms, tex
 
 # MLflow refuses more than 1000 points in a request, and more than 1 MB: 20 long parameters stay below.
 POINTS_A_REQUEST, POINTS_A_REQUEST_LEAST, TEXTS_A_REQUEST = 1000, 50, 20
-# One file sent to a server.
-UPLOAD_SECONDS = 60
+UPLOAD_SECONDS = 60  # one file sent to a server
 KEY_TAG = "pipeline.key"
+FILES = {"logs": "*.log", "hydra": "hydra/*"}  # more files of a run's folder, by their folder among the artifacts
 # MLflow's compare page opens on the first metric logged: hold others back this long so that throughput comes first.
 FIRST_MS = 30_000
 
@@ -46,12 +46,8 @@ class Copy:
         self.due, self.retry_seconds, self.is_waited_for = 0.0, 0.0, False
         # How many events were sent, and from how many what is to be sent now is.
         self._points_a_request, self.sent, self._count = POINTS_A_REQUEST, 0, 0
+        self.copied = Copied()
         self._load()
-
-    @property
-    def run_id(self) -> str | None:
-        """The run in MLflow, once it exists."""
-        return self.copied.run_id
 
     @property
     def complete(self) -> bool:
@@ -76,20 +72,21 @@ class Copy:
         """True if the log holds events that are not sent."""
         return next(log.read(self.log, self.copied.offset), None) is not None
 
-    def note(self, problem: str | None, deleted: bool = False) -> None:
-        """Notes for the driver what is wrong, or that nothing is; `deleted` where the run stays deleted in MLflow."""
-        closed = DELETED if deleted else self.copied.closed
-        self._keep(replace(self.copied, problem=problem, closed=closed))
+    def note(self, **changed: Any) -> None:
+        """Notes for the driver what has changed of `copied`."""
+        self.copied = replace(self.copied, **changed)
+        state = read_tracking(self.folder).with_copied(without_password(self.uri), self.copied)
+        write_tracking(self.folder, state)
 
     def verify(self) -> None:
         """Starts over where the store has lost the run. Raises `Deleted` where someone deleted it."""
-        if self.run_id is not None:
-            run = run_in(self._open(), self.run_id)
+        if self.copied.run_id is not None:
+            run = run_in(self._open(), self.copied.run_id)
             if run is None:
                 self.copied = Copied()
                 self._rewind()
             elif run.info.lifecycle_stage == "deleted":
-                raise Deleted(f"Run {self.run_id} was deleted in MLflow.")
+                raise Deleted(f"Run {self.copied.run_id} was deleted in MLflow.")
         self._verified = True
 
     def advance(self, patient: bool = False) -> bool:
@@ -106,14 +103,13 @@ class Copy:
             measured = self.state.ended or FIRST in self.state.last
             if patient and self.copied.offset == 0 and since < FIRST_MS and not measured:
                 # All is read once more when its metrics are sent.
-                if self.run_id is None:
-                    self._create()
+                if self.copied.run_id is None:
                     self._send_texts()
                 self._rewind()
                 return False
             self._send()
             self.sent += self._count
-            self._keep(replace(self.copied, offset=self._position, problem=None))
+            self.note(offset=self._position, problem=None)
             self.state.changes, self._count = Changes(), 0
             self._points_a_request = min(POINTS_A_REQUEST, 2 * self._points_a_request)
             return True
@@ -125,30 +121,22 @@ class Copy:
 
     def kill(self, time_ms: int | None = None) -> None:
         """Ends the run as KILLED, at `time_ms` or its last event's time: for a log that nobody will end."""
-        if self.run_id is None:
+        if self.copied.run_id is None:
             return
         killed_ms = self.copied.killed_ms or time_ms or self.state.time_ms
         self.copied = replace(self.copied, killed_ms=killed_ms)
-        client = self._open()
-        client.set_terminated(self.run_id, "KILLED", killed_ms)
-        client.set_tag(self.run_id, "status", "KILLED")
+        self._open().set_terminated(self.copied.run_id, "KILLED", killed_ms)
+        self._open().set_tag(self.copied.run_id, "status", "KILLED")
         self._upload()
-        self._keep(replace(self.copied, closed="KILLED"))
+        self.note(closed="KILLED")
 
     def _load(self) -> None:
-        self._tracking = read_tracking(self.folder)
-        self.copied = self._tracking.in_store(without_password(self.uri))
-        self._verified = False
+        self.copied, self._verified = read_tracking(self.folder).in_store(without_password(self.uri)), False
         self._rewind()
 
     def _rewind(self) -> None:
         """Goes back to the start, for what later events need of earlier ones. Nothing is sent again."""
         self.state, self._position, self._count = LogState(), 0, 0
-
-    def _keep(self, copied: Copied) -> None:
-        self.copied = copied
-        self._tracking = self._tracking.with_copied(without_password(self.uri), self.copied)
-        write_tracking(self.folder, self._tracking)
 
     def _read(self) -> bool:
         if self._count:
@@ -171,38 +159,40 @@ class Copy:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
         client, changes = self._open(), self.state.changes
-        if self.run_id is None:
-            self._create()
         self._send_texts()
         points = sorted(changes.metrics, key=lambda point: point.name != FIRST)
         self._log("metrics", [Metric(*point) for point in points], self._points_a_request)
         if changes.reopened:
-            client.update_run(self.run_id, status="RUNNING")
+            client.update_run(self.copied.run_id, status="RUNNING")
             self.copied = replace(self.copied, closed=None, killed_ms=None)
         for data in changes.datasets:
             dataset = Dataset(**data, source_type="code", source=json.dumps({"tags": {"name": data["name"]}}))
-            client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
+            client.log_inputs(
+                self.copied.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])]
+            )
         if changes.end:
             status, time_ms = changes.end
             try:
                 self._upload()
             finally:
-                client.set_terminated(self.run_id, status, time_ms)
+                client.set_terminated(self.copied.run_id, status, time_ms)
             # Runs that a server made after it had been given up on: empty, and never to end.
             for twin in self._with_this_key(str(self.copied.experiment_id)):
-                if twin.info.run_id != self.run_id:
+                if twin.info.run_id != self.copied.run_id:
                     client.delete_run(twin.info.run_id)
             self.copied = replace(self.copied, closed=status)
 
     def _send_texts(self) -> None:
         from mlflow.entities import Param, RunTag
 
+        if self.copied.run_id is None:
+            self._create()
         self._log("params", [Param(*param) for param in self.state.changes.params.items()], TEXTS_A_REQUEST)
         self._log("tags", [RunTag(*tag) for tag in self.state.changes.tags.items()], TEXTS_A_REQUEST)
 
     def _log(self, kind: str, items: Sequence[Any], size: int) -> None:
         for start in range(0, len(items), size):
-            self._open().log_batch(self.run_id, synchronous=True, **{kind: items[start : start + size]})
+            self._open().log_batch(self.copied.run_id, synchronous=True, **{kind: items[start : start + size]})
 
     def _open(self) -> Any:
         if self._client is None:
@@ -216,18 +206,18 @@ class Copy:
             raise UserError(f"{self.log} to begin with a `run` event", "none", remedy)
         client, experiment = self._open(), self._experiment(run)
         name = text(run.name or self.folder.name, NAME_CHARACTERS)
-        if runs := self._with_this_key(experiment):
-            info = runs[0].info
-        else:
-            # Of these MLflow keeps more than the tag.
-            tags = {name: str(value) for name, value in run.tags.items() if name.startswith("mlflow.")}
-            info = client.create_run(experiment, ms(run), tags | {KEY_TAG: self._key()}, name).info
+        # Of these MLflow keeps more than the tag.
+        tags = {tag: str(value) for tag, value in run.tags.items() if tag.startswith("mlflow.")} | {
+            KEY_TAG: self._key()
+        }
+        runs = self._with_this_key(experiment) or [client.create_run(experiment, ms(run), tags, name)]
+        info = runs[0].info
         if info.run_name == name:
             # A name that no other run has: its mark, such as (rehearsal), stays at its end.
             short, bracket, marked = name.partition(" (")
             ending = f"-{info.run_id[:ID_LETTERS]}{bracket}{marked}"
             client.update_run(info.run_id, name=f"{short[: NAME_CHARACTERS - len(ending)]}{ending}")
-        self._keep(replace(self.copied, run_id=info.run_id, experiment_id=experiment))
+        self.note(run_id=info.run_id, experiment_id=experiment)
 
     def _experiment(self, run: Run) -> str:
         from mlflow.exceptions import MlflowException
@@ -259,35 +249,29 @@ class Copy:
         return sorted(runs, key=lambda run: str(run.info.run_id))
 
     def _upload(self) -> None:
-        client, names = self._open(), ["plan.json", "result.json", LOG, SAMPLE]
-        if self.state.model and self._store.log_model:
-            names.append(self.state.model)
+        client, folder = self._open(), self.folder.resolve()
+        model = [self.state.model] if self.state.model and self._store.log_model else []
+        places = [("", folder, ["plan.json", "result.json", LOG, SAMPLE, *model])]
+        # A report lies beside the points of its sweep.
+        places += [(place, folder.parent, paths) for place, paths in self.state.report.items()]
+        places += [(place, folder, sorted(map(str, folder.glob(files)))) for place, files in FILES.items()]
         with requests_may_take(UPLOAD_SECONDS):
             # A local store has links to this run's files: so they are on the disk once.
-            uri = client.get_run(self.run_id).info.artifact_uri if self._store.artifacts else None
+            uri = client.get_run(self.copied.run_id).info.artifact_uri if self._store.artifacts else None
             linked = local_artifacts(uri) if uri else None
-            for path in (self.folder / name for name in names):
-                # A path from the log must not reach out of the folder.
-                inside = path.is_file() and path.resolve().is_relative_to(self.folder.resolve())
-                if inside and not (linked and _linked(path, linked / path.name)):
-                    client.log_artifact(self.run_id, str(path))
-            # A report lies beside the points of its sweep.
-            sweep = self.folder.resolve().parent
-            for place, paths in self.state.report.items():
-                for path in ((sweep / name).resolve() for name in paths):
-                    if path.is_file() and path.is_relative_to(sweep):
-                        client.log_artifact(self.run_id, str(path), place or None)
-            for log in sorted(self.folder.glob("*.log")):
-                client.log_artifact(self.run_id, str(log), "logs")
-            if (self.folder / "hydra").is_dir():
-                client.log_artifacts(self.run_id, str(self.folder / "hydra"), "hydra")
+            for place, base, path in ((place, base, base / name) for place, base, names in places for name in names):
+                # A path from the log must not reach out of its folder.
+                inside, links = path.is_file() and path.resolve().is_relative_to(base), not place and base is folder
+                if inside and not (linked and links and _linked(path, linked / path.name)):
+                    client.log_artifact(self.copied.run_id, str(path), place or None)
 
 
 def _linked(path: Path, other: Path) -> bool:
     """Makes `other` a second name of a file; False where that cannot be, as on another disk."""
-    with contextlib.suppress(OSError):
+    try:
         other.parent.mkdir(parents=True, exist_ok=True)
         other.unlink(missing_ok=True)
         os.link(path, other)
-        return True
-    return False
+    except OSError:
+        return False
+    return True

@@ -22,14 +22,10 @@ from pipeline.config.schema import Store, TrackingConfig, holds_password
 from pipeline.doctor.judge import Finding, Severity
 from pipeline.record.files import read_tracking
 
-# One request to a server.
-REQUEST_SECONDS = 5
+# For one request to a server, and by which its clock may be off before runs seem to end before they begin.
+REQUEST_SECONDS, CLOCK_SECONDS = 5, 5.0
 TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
-# What MLflow says of a server that took too long.
-LATE = r"timeout exception|timed out"
-ANSWER_SECONDS = 5.0
-# By which a server's clock may be off before runs seem to end before they begin.
-CLOCK_SECONDS = 5.0
+LATE = r"timeout exception|timed out"  # what MLflow says of a server that took too long
 SEARCH = "api/2.0/mlflow/experiments/search"
 SERVER = "python -m pipeline ui, which starts one; tracking=sqlite, or tracking=none and python -m pipeline sync later"
 # MLflow's changes to its tables, each a file that names the one before.
@@ -49,24 +45,15 @@ def prepare(environ: MutableMapping[str, str]) -> None:
 
 
 def without_password(uri: str | None) -> str | None:
-    """`uri` without user and password.
-
-    >>> without_password("http://ann:secret@mlflow.example:5000/a")
-    'http://mlflow.example:5000/a'
-    """
+    """`uri` without user and password."""
     return None if uri is None else re.sub(r"(?<=://)[^/\s]*@|(?<=[?&])password=[^&\s]*", "", uri)
 
 
 def without_login(text: str, environ: Mapping[str, str]) -> str:
-    """`text` without what a server is logged in to with, which a server's answer may repeat.
-
-    >>> without_login("Who is Bearer 5e1f?", {"MLFLOW_TRACKING_TOKEN": "5e1f"})
-    'Who is Bearer ***?'
-    """
+    """`text` without what a server is logged in to with, which a server's answer may repeat."""
     header = _login(environ).get("Authorization", "").partition(" ")[2]
-    for secret in (*map(environ.get, ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")), header):
-        text = text.replace(secret, "***") if secret else text
-    return text
+    secrets = filter(None, (*map(environ.get, ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")), header))
+    return re.sub("|".join(map(re.escape, secrets)) or "(?!)", "***", text)
 
 
 def logged_in(uri: str, environ: MutableMapping[str, str]) -> str:
@@ -132,20 +119,13 @@ def run_in(client: Any, run_id: str) -> Any:
 
 
 def remove(folder: Path) -> int:
-    """Removes the run that a folder was sent as, from each store that holds it; returns from how many.
-
-    From a local store it is gone with its files. On a server it is deleted, as its page does it. What fails raises.
-    """
+    """Removes the run that a folder was sent as, from local stores with its files; returns from how many it was."""
     copies = read_tracking(folder).copies.items()
     return sum(_remove_from(uri, copied.run_id) for uri, copied in copies if copied.run_id is not None)
 
 
 def local_artifacts(artifact_uri: str) -> Path | None:
-    """The folder of a run's files where that is on this machine; None where a server has them.
-
-    >>> local_artifacts("file:///there/1/abc/artifacts"), local_artifacts("mlflow-artifacts:/1/abc/artifacts")
-    (PosixPath('/there/1/abc/artifacts'), None)
-    """
+    """The folder of a run's files where that is on this machine; None where a server has them."""
     parts = urllib.parse.urlsplit(artifact_uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(urllib.parse.unquote(parts.path))
@@ -155,12 +135,12 @@ def local_artifacts(artifact_uri: str) -> Path | None:
 @contextlib.contextmanager
 def requests_may_take(seconds: int) -> Iterator[None]:
     """Inside, MLflow waits at least that long for a server's answer, in a process that `prepare` has prepared."""
-    seconds_before = os.environ[TIMEOUT_VARIABLE]
-    os.environ[TIMEOUT_VARIABLE] = str(max(seconds, int(seconds_before)))
+    before = os.environ[TIMEOUT_VARIABLE]
+    os.environ[TIMEOUT_VARIABLE] = str(max(seconds, int(before)))
     try:
         yield
     finally:
-        os.environ[TIMEOUT_VARIABLE] = seconds_before
+        os.environ[TIMEOUT_VARIABLE] = before
 
 
 def reason(error: BaseException, uri: str) -> str:
@@ -214,22 +194,17 @@ def _remove_from(uri: str, run_id: str) -> bool:
     if run.info.lifecycle_stage != "deleted":
         client.delete_run(run_id)
     if path is not None:
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
         # As `mlflow gc` does, which would take all deleted experiments too.
-        artifacts = local_artifacts(run.info.artifact_uri)
+        artifacts, store = local_artifacts(run.info.artifact_uri), SqlAlchemyStore(uri, "")
         if artifacts is not None and artifacts.parent.name == run_id:
             shutil.rmtree(artifacts.parent, ignore_errors=True)
-        _hard_delete(uri, run_id)
+        try:
+            store._hard_delete_run(run_id)
+        finally:
+            store.engine.dispose()
     return True
-
-
-def _hard_delete(uri: str, run_id: str) -> None:
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    store = SqlAlchemyStore(uri, "")
-    try:
-        store._hard_delete_run(run_id)
-    finally:
-        store.engine.dispose()
 
 
 def _examine_server(uri: str, environ: Mapping[str, str], host: str, clock: Callable[[], float]) -> Finding:
@@ -245,7 +220,7 @@ def _examine_server(uri: str, environ: Mapping[str, str], host: str, clock: Call
     request = urllib.request.Request(f"{uri.rstrip('/')}/{SEARCH}", b'{"max_results": 1}', headers)
     began = time.monotonic()
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+        with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:
             json.load(answer)
             date = answer.headers.get("Date")
     except urllib.error.HTTPError as error:
@@ -257,16 +232,15 @@ def _examine_server(uri: str, environ: Mapping[str, str], host: str, clock: Call
         why = getattr(error, "reason", error)
         reason = without_login(str(getattr(why, "strerror", None) or why), environ)
         return fault(f"no answer of {where}: {reason}", expected, SERVER)
-    figures = {"answer_seconds": time.monotonic() - began}
+    figures, severity, remedy = {"answer_seconds": time.monotonic() - began}, Severity.FINE, ""
     figure = f"{where} answers in {1000 * figures['answer_seconds']:.0f} ms"
     with contextlib.suppress(TypeError, ValueError):
         # Its header has whole seconds.
         off = clock() - email.utils.parsedate_to_datetime(date).timestamp() - 0.5
         if abs(off) > CLOCK_SECONDS:
             figure, expected = f"{figure}, its clock is {off:+,.0f} s from this one", f"within {CLOCK_SECONDS:g} s"
-            remedy = "timedatectl set-ntp true, there and here"
-            return Finding("store", host, Severity.WARNING, figure, expected, remedy, figures)
-    return Finding("store", host, Severity.FINE, figure, expected, figures=figures)
+            severity, remedy = Severity.WARNING, "timedatectl set-ntp true, there and here"
+    return Finding("store", host, severity, figure, expected, remedy, figures)
 
 
 def _examine_file(store: Path, host: str) -> Finding:
@@ -279,8 +253,7 @@ def _examine_file(store: Path, host: str) -> Finding:
         with contextlib.closing(sqlite3.connect(f"{store.resolve().as_uri()}?mode=rw", uri=True, timeout=1)) as opened:
             query = "SELECT version_num, (SELECT count(*) FROM runs) FROM alembic_version"
             version, runs = opened.execute(query).fetchone()
-            # A lock to write, which is given back at once.
-            opened.execute("BEGIN IMMEDIATE")
+            opened.execute("BEGIN IMMEDIATE")  # a lock to write, which is given back at once
             opened.rollback()
     except (sqlite3.Error, TypeError) as error:
         remedy = f"lsof {store}, if it is locked; mv {store} {store}.broken, and python -m pipeline sync"
@@ -300,8 +273,8 @@ def _newest_change() -> str | None:
     spec = find_spec("mlflow")
     files = Path(spec.origin).parent.glob(CHANGES) if spec is not None and spec.origin else ()
     changes = [change for file in files for change in CHANGE.findall(file.read_text())]
-    left = {change for down, change in changes if not down} - {change for down, change in changes if down}
-    return left.pop() if len(left) == 1 else None
+    newest = {change for down, change in changes if not down} - {change for down, change in changes if down}
+    return newest.pop() if len(newest) == 1 else None
 
 
 def _login(environ: Mapping[str, str]) -> dict[str, str]:

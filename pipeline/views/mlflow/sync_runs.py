@@ -2,10 +2,9 @@
 
     python -m pipeline.views.mlflow.sync_runs DRIVER < NAMES
 
-is the follower, a process that sends the logs of the runs that its driver names, whose process number DRIVER is. NAMES
-is a file that the driver appends folders to, each with a NUL behind it. A folder is followed from then on; one that is
-named again is waited for. Once an empty name is in the file, or the driver is gone, the follower sends what is left,
-ends as KILLED the runs that nobody will end, and exits.
+is the follower of the driver with the process number DRIVER, which appends folders to the file NAMES, each with a NUL
+behind it. A folder is followed from then on; one that is named again is waited for. Once an empty name is in the file,
+or the driver is gone, the follower sends what is left, ends as KILLED the runs that nobody will end, and exits.
 """
 
 import contextlib
@@ -18,36 +17,31 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 
 from pipeline.errors import UserError
 from pipeline.record import log
-from pipeline.record.events import Attached, Resumed, Run
-from pipeline.record.files import LOG, TRACKING, TrackingStore, read_tracking, trains_on
+from pipeline.record.events import Run
+from pipeline.record.files import DELETED, LOG, TRACKING, TrackingStore, read_tracking, trains_on
 from pipeline.views.mlflow.copies import Copy, Deleted
 from pipeline.views.mlflow.stores import prepare, reason, sqlite_path, unreachable, without_password
 
 # Between the first two attempts at a store that fails; then twice that each time, for a follower at most so long.
 RETRY_SECONDS, RETRY_SECONDS_MOST = 1.0, 30.0
-# Between a follower's looks at the names and what is due.
-LOOK_SECONDS = 0.1
-# Between two looks at a log before its run exists in MLflow, and after.
-FIRST_SECONDS, NEXT_SECONDS = 0.3, 2.0
-# For one run, once the driver is gone: then the process ends, whatever it is doing.
-LAST_SECONDS = 120
-# How much nicer than the driver the follower is, except while someone waits for it.
-NICENESS = 10
+LOOK_SECONDS = 0.1  # between a follower's looks at the names and what is due
+FIRST_SECONDS, NEXT_SECONDS = 0.3, 2.0  # between two looks at a log before its run exists in MLflow, and after
+LAST_SECONDS = 120  # for one run, once the driver is gone: then the process ends, whatever it is doing
+NICENESS = 10  # how much nicer than the driver the follower is, except while someone waits for it
 NAME_BYTES = 1 << 20
-T = TypeVar("T")
 
 
 def sync(folders: Sequence[Path], output_dir: Path, uri: str | None, say: Callable[[str], None]) -> bool:
     """Sends what the store of each run below `folders`, or `uri`, does not hold yet; True if everything was sent."""
     counts, failed, untracked = Counter[bool | None](), dict[str, str](), list[Path]()
-    for folder in (run_folder for root in folders or [output_dir] for run_folder in _run_folders(root)):
+    for folder in chain.from_iterable(map(_run_folders, folders or [output_dir])):
         store = read_tracking(folder).store or TrackingStore()
         if uri is not None and without_password(uri) != store.uri:
             path = sqlite_path(uri)
@@ -80,7 +74,10 @@ def local_uri(output_dir: Path) -> str:
 def _sync_one(
     copy: Copy, failed: dict[str, str], say: Callable[[str], None], gone: int | None = None, time_ms: int | None = None
 ) -> bool | None:
-    """True: sent something; None: there was nothing to send; False: could not. `failed` has stores that are down."""
+    """True: sent something; None: there was nothing to send; False: could not. `failed` has stores that are down.
+
+    The driver with the process number `gone` writes no more.
+    """
     uri = copy.uri
     try:
         if not copy.lock():
@@ -102,7 +99,7 @@ def _sync_one(
             raise UserError(f"a folder {path.parent} for the store", "none", "uri=..")
         about = _bring_up(copy, gone, time_ms)
         if copy.sent or about:
-            say(f"{copy.folder}: {copy.sent} event{'s' * (copy.sent != 1)} sent, run {copy.run_id}.{about}")
+            say(f"{copy.folder}: {copy.sent} event{'s' * (copy.sent != 1)} sent, run {copy.copied.run_id}.{about}")
         return True if copy.sent else None
     except Deleted as error:
         say(f"{copy.folder}: left alone. {error}")
@@ -118,39 +115,33 @@ def _sync_one(
 
 
 def _bring_up(copy: Copy, gone: int | None, time_ms: int | None) -> str:
-    """Sends all that a log holds, and ends the run as KILLED where nobody will; returns what a person is told of that.
-
-    The driver with the process number `gone` writes no more.
-    """
+    """Sends all that a log holds, and ends the run as KILLED where nobody will; returns what to tell of that."""
     while _patiently(copy.advance):
         pass
     driver = copy.state.driver
     if driver is None or copy.complete or copy.state.ended:
         return ""
-    lives = False if gone is not None and driver.pid == gone else _lives(driver)
-    if lives is None:
-        return f" It has no end, and only {driver.host} knows whether it still runs: sync there."
-    if lives:
-        return " It still runs."
+    if gone is None or driver.pid != gone:
+        if driver.host != os.uname().nodename or driver.pid is None:
+            return f" It has no end, and only {driver.host} knows whether it still runs: sync there."
+        if _lives(driver.pid, driver.time):
+            return " It still runs."
     if trains_on(copy.folder, time.time()):
         return f" It trains on without a driver: python -m pipeline attach {copy.folder} takes its place."
     _patiently(lambda: copy.kill(time_ms))
     return " It has no end and its process is gone: set to KILLED."
 
 
-def _lives(driver: Run | Resumed | Attached) -> bool | None:
-    """True if the process that writes the log still runs; None where that cannot be seen from here."""
-    if driver.host != os.uname().nodename or driver.pid is None:
-        return None
+def _lives(pid: int, wrote: float) -> bool:
     with contextlib.suppress(psutil.Error, ValueError):
-        process = psutil.Process(driver.pid)
+        process = psutil.Process(pid)
         # A process that began later only has the same number; a minute is for a clock that was set meanwhile.
-        began_before = process.create_time() < driver.time + 60
+        began_before = process.create_time() < wrote + 60
         return began_before and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return False
 
 
-def _patiently(do: Callable[[], T]) -> T:
+def _patiently(do: Callable[[], bool | None]) -> bool | None:
     """Tries three times where trying again may help: a locked database, a server that is busy."""
     for attempt in range(2):
         try:
@@ -170,8 +161,8 @@ def main() -> None:
     # Ctrl-C and a scheduler's signals are for the driver, whose end this process then sees.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # While TensorFlow is imported too, and nothing is measured; a failure is reported when MLflow is needed.
-    # None of it is garbage, which to look for would take a fifth of the time.
+    # While TensorFlow is imported too, and nothing is measured; a failure is reported when MLflow is needed. None of it
+    # is garbage, which to look for would take a fifth of the time.
     gc.disable()
     with contextlib.suppress(Exception):
         import mlflow.tracking  # noqa: F401
@@ -186,11 +177,16 @@ def main() -> None:
         is_over = is_over or b"" in names
         for name in filter(None, names):
             follower.name(Path(os.fsdecode(name)))
-        if niceness != (niceness := first_niceness + (0 if follower.is_waited_for else NICENESS)):
-            _set_niceness(niceness)
+        if niceness != (niceness := first_niceness + (0 if is_over or follower.is_waited_for else NICENESS)):
+            # Where Linux schedules sessions as groups, niceness counts only within a session, and the group's niceness
+            # against others (sched(7), "The autogroup feature"): without it, half of a core was gone from training.
+            # The group's can be taken back by anyone, a process's own only with privileges.
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, 0, niceness)
+            with contextlib.suppress(OSError):
+                Path("/proc/self/autogroup").write_text(str(niceness))
         if not (is_over or follower.turn()):
             time.sleep(LOOK_SECONDS)
-    _set_niceness(first_niceness)
     follower.end(driver, round(1000 * time.time()))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -225,10 +221,7 @@ class LogFollower:
         return sum(map(self._advance, sorted(due, key=lambda copy: not copy.is_waited_for))) > 0
 
     def end(self, driver: int, time_ms: int) -> None:
-        """Sends what is left, then ends as KILLED in MLflow every run that nobody will end now that `driver` is gone.
-
-        That is neither what another driver has taken over meanwhile, nor what trains on without one.
-        """
+        """Sends what is left, then ends as KILLED every run that nobody will end now that `driver` is gone."""
         failed: dict[str, str] = {}
         for copy in self._copies.values():
             signal.alarm(LAST_SECONDS)
@@ -237,36 +230,25 @@ class LogFollower:
 
     def _advance(self, copy: Copy) -> bool:
         """Brings one copy forward; True where there may be more to send."""
-        before, problem, more, deleted = copy.copied.problem, None, False, False
+        before, problem, more, deleted = copy.copied.problem, None, False, dict[str, str]()
         try:
             more = copy.lock() and copy.advance(patient=not copy.is_waited_for)
-            copy.retry_seconds = 0.0
-            wait = 0.0 if more else NEXT_SECONDS if copy.run_id else FIRST_SECONDS
-            copy.is_waited_for = copy.is_waited_for and copy.behind()
+            wait = 0.0 if more else NEXT_SECONDS if copy.copied.run_id else FIRST_SECONDS
+            copy.retry_seconds, copy.is_waited_for = 0.0, copy.is_waited_for and copy.behind()
         except Deleted as error:
-            problem, wait, deleted = str(error), 0.0, True
+            problem, wait, deleted = str(error), 0.0, {"closed": DELETED}
         except Exception as error:
             problem, wait = reason(error, copy.uri), copy.retry_seconds or RETRY_SECONDS
             copy.retry_seconds = min(RETRY_SECONDS_MOST, 2 * wait)
         copy.due = time.monotonic() + wait
         if problem != before:
             with contextlib.suppress(OSError):
-                copy.note(problem, deleted)
+                copy.note(problem=problem, **deleted)
             print(f"{copy.folder}: {problem or 'the store answers again'}", file=sys.stderr, flush=True)
         if deleted or copy.complete:
             copy.release()
             del self._copies[copy.folder]
         return more
-
-
-def _set_niceness(niceness: int) -> None:
-    # Where Linux schedules sessions as groups, niceness counts only within a session, and the group's niceness
-    # against others (sched(7), "The autogroup feature"): without it, half of a core was gone from training. The
-    # group's can be taken back by anyone, a process's own only with privileges.
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 if __name__ == "__main__":

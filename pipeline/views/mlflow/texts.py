@@ -1,8 +1,7 @@
 """The names of runs, metrics, parameters and tags in MLflow, and its texts for a person: descriptions, and a page.
 
 A metric has one name everywhere, in a group that the name begins with. What is compared first has no group, and the
-names of earlier versions, so that runs of all versions stand in one table. MLflow sorts by name: other groups follow.
-An experiment's page and its view of runs by speedup are tags, so that every browser shows them.
+names of earlier versions. An experiment's page and its view of runs are tags, so that all browsers show them.
 """
 
 import hashlib
@@ -18,20 +17,15 @@ from pipeline.record.results import Cost, Input, Result, Speed, Staleness, Survi
 from pipeline.views.terminal import words
 from pipeline.views.terminal.words import brackets, clean, listed, percent, plural
 
-# What is compared first, and of that what MLflow is to open on.
-FIRST = "examples_per_second"
+FIRST = "examples_per_second"  # what is compared first, and of that what MLflow is to open on
 HEADLINE = ("efficiency", FIRST, "speedup")
 # The groups of the other measurements of result.json, by the part that has them.
 GROUPS = {Speed: "step", Input: "step", Training: "time", Survival: "survival", Staleness: "staleness", Cost: "usage"}
 GROUP_OF = {name: group for part, group in GROUPS.items() for name in leaves(part)}
-# Digits of a curve, whose numbers are right to about seven, and of what was timed.
-CURVE_DIGITS, DIGITS = 6, 4
-# The most that MLflow takes.
-PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS, DIGEST_CHARACTERS = 6000, 5000, 250, 36
-# MLflow shows this tag of a run or an experiment as its description.
-NOTE_TAG = "mlflow.note.content"
-# Enough of a commit's name to find it by.
-COMMIT_LETTERS = 12
+CURVE_DIGITS, DIGITS = 6, 4  # digits of a curve, whose numbers are right to about seven, and of what was timed
+PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS, DIGEST_CHARACTERS = 6000, 5000, 250, 36  # the most that MLflow takes
+NOTE_TAG = "mlflow.note.content"  # MLflow shows this tag of a run or an experiment as its description
+COMMIT_LETTERS = 12  # of a commit's name: enough to find it by
 PAGE_TAG, VIEW = "pipeline.page", "speedup"
 # As MLflow 3.17's user interface has them: what it shows an experiment for, and a view by its id.
 KIND_TAG, VIEW_TAG = "mlflow.experimentKind", f"mlflow.sharedViewState.{VIEW}"
@@ -44,8 +38,7 @@ COLUMNS = {
 # Of the columns that stand still at the left, which MLflow shows by itself.
 WIDTHS = {"attributes.`Run Name`": 240, "runDateAndNestInfo": 130}
 BARS = ("examples_per_second", "speedup", "efficiency", "val/accuracy")
-# Across and up.
-SCATTERS = (("train/workers", "speedup"), ("time/seconds_training", "val/accuracy"))
+SCATTERS = (("train/workers", "speedup"), ("time/seconds_training", "val/accuracy"))  # across and up
 DESCRIPTION = """\
 **How to read these runs.** *Views*, *By speedup* sorts them by what more devices brought; its charts draw them.
 

@@ -5,8 +5,8 @@ It reads what the runs wrote and starts none. `track` has one MLflow run stand f
 
 import csv
 import io
-import os
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -24,30 +24,27 @@ from pipeline.views.report import page
 from pipeline.views.report.figures import Drawn, MissingFigure, draw
 from pipeline.views.report.gather import ReportedSweep, gather
 from pipeline.views.terminal.verdict_text import confidence, contestant_name, mark_texts, verdict_lines
-from pipeline.views.terminal.words import clean
+from pipeline.views.terminal.words import clean, listed
 
-# The folder beside the points, and what it is called as a run of MLflow.
-FOLDER = "report"
+TABLE = "points.csv"  # of all numbers
+FOLDER = "report"  # the folder beside the points, and what it is called as a run of MLflow
 # What result.json has that the table of all numbers says otherwise, or not at all.
 OF_THE_FILE = ("version", "status", "notes")
+KINDS = ("svg", "png")  # the formats of a figure
 
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """A report: where it is, what it says, and the sweep that it is about."""
+    """A report: the sweep that it is about, its verdict, and its figures."""
 
     sweep: ReportedSweep
     verdict: Verdict
-    html: Path
-    csv: Path
-    figures: tuple[Path, ...]
     drawn: tuple[Drawn | MissingFigure, ...]
-    command: str
 
     @property
-    def left_out(self) -> tuple[MissingFigure, ...]:
-        """The figures that there was nothing to draw for."""
-        return tuple(figure for figure in self.drawn if isinstance(figure, MissingFigure))
+    def html(self) -> Path:
+        """The page."""
+        return self.sweep.folder / "report.html"
 
     @property
     def lines(self) -> list[str]:
@@ -57,8 +54,10 @@ class WrittenReport:
 
     def shown(self) -> list[str]:
         """The same for a terminal, with where the report is, which figures it lacks, and last what to type next."""
-        left_out = [f"left out of it: {figure.title}, since {figure.why}" for figure in self.left_out]
-        typed = ["", clean(self.command)] if self.command else []
+        missing = [figure for figure in self.drawn if isinstance(figure, MissingFigure)]
+        left_out = [f"left out of it: {figure.title}, since {figure.why}" for figure in missing]
+        command = clean(page.next_command(self.sweep, self.verdict))
+        typed = ["", command] if command else []
         return ["", *map(clean, self.lines), "", f"report: {from_here(self.html)}", *left_out, *typed]
 
 
@@ -72,24 +71,24 @@ def write(folder: Path) -> WrittenReport:
     """Writes the report of the sweep in `folder`. Raises `UserError` without a sweep, `OSError` if it cannot write."""
     sweep = gather(folder)
     decided = compare.decide(sweep.points, [point.configuration for point in sweep.points], sweep.knee_share)
-    drawn, figures = tuple(draw(sweep)), dict[Path, bytes]()
-    beside = sweep.folder / FOLDER
+    drawn, beside = tuple(draw(sweep)), sweep.folder / FOLDER
     beside.mkdir(exist_ok=True)
     for old in (*beside.glob("*.svg"), *beside.glob("*.png")):
         old.unlink()
-    for figure in drawn:
-        if isinstance(figure, Drawn):
-            figures |= {beside / f"{figure.name}.svg": figure.svg, beside / f"{figure.name}.png": figure.png}
-    for path, content in figures.items():
-        path.write_bytes(content)
-    html, table = sweep.folder / "report.html", sweep.folder / "points.csv"
-    written = WrittenReport(sweep, decided, html, table, tuple(figures), drawn, page.next_command(sweep, decided))
+    for figure in (figure for figure in drawn if isinstance(figure, Drawn)):
+        for kind in KINDS:
+            (beside / f"{figure.name}.{kind}").write_bytes(getattr(figure, kind))
+    written = WrittenReport(sweep, decided, drawn)
     _write_pages(written)
     return written
 
 
-def with_ids(written: WrittenReport) -> WrittenReport:
-    """The report with the ids that the runs got in MLflow since it was written. Raises `OSError`."""
+def track(written: WrittenReport, tracker: Tracking, store: TrackingStore) -> Path:
+    """Writes the report as an event log that `tracker` sends to `store`, and returns its folder. Raises `OSError`.
+
+    That is the one run that stands for the sweep: written again, a report goes on in the same log and so in the same
+    run. Ids that runs got in MLflow since it was written are added to the pages.
+    """
     before = written.sweep.points
     points = tuple(replace(point, result=results.read(point.folder) or point.result) for point in before)
     ids, ids_before = (
@@ -98,40 +97,24 @@ def with_ids(written: WrittenReport) -> WrittenReport:
     if ids != ids_before:
         written = replace(written, sweep=replace(written.sweep, points=points))
         _write_pages(written)
-    return written
-
-
-def track(folder: Path, written: WrittenReport, tracker: Tracking, store: TrackingStore) -> None:
-    """Writes the report as an event log that `tracker` sends to `store`: the one run that stands for the sweep.
-
-    Written again, a report goes on in the same log and so in the same run.
-    """
-    run = Run.from_log(folder.resolve() / FOLDER)
-    tags: dict[str, object] = {"sweep": written.sweep.name, "kind": "report", **origin()}
+    name, run = written.sweep.folder.name, Run.from_log(written.sweep.folder / FOLDER)
+    tags: dict[str, object] = {"sweep": name, "kind": "report", **origin()}
     run.open()
-    try:
-        run.append(run.first_event(f"sweep {written.sweep.name}", store.experiment or "", {}, tags))
+    with closing(run):
+        run.append(run.first_event(f"sweep {name}", store.experiment or "", {}, tags))
         run.append(_report_event(written))
         run.append(Ended("FINISHED", time=time.time()))
-    finally:
-        run.close()
     tracker.follow(run.folder, store)
+    return run.folder
 
 
 def _write_pages(written: WrittenReport) -> None:
-    write_whole(written.html, page.page(written.sweep, written.verdict, written.drawn))
-    rows, text = _rows(written.sweep), io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(written.csv, text.getvalue())
-
-
-def _rows(sweep: ReportedSweep) -> list[dict[str, object]]:
-    return [
+    sweep, text = written.sweep, io.StringIO()
+    write_whole(written.html, page.page(sweep, written.verdict, written.drawn))
+    rows = [
         {
             "point": point.number,
-            "status": point.status,
+            "status": point.result.ending.status,
             "group": point.group,
             "marks": "; ".join(mark_texts(point.marks)),
             "overrides": " ".join(point.overrides),
@@ -142,25 +125,28 @@ def _rows(sweep: ReportedSweep) -> list[dict[str, object]]:
         }
         for point in sweep.points
     ]
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(sweep.folder / TABLE, text.getvalue())
 
 
 def _report_event(written: WrittenReport) -> Report:
-    sweep, best = written.sweep, written.verdict.best
-    ids = [(point, point.result.mlflow_run_id) for point in sweep.points]
-    points = [f"- {point.name.strip()}: {point.status}{f', run {run_id}' if run_id else ''}" for point, run_id in ids]
-    files = {"": (written.html, written.csv), "figures": written.figures}
-    parts = [
-        *written.lines,
-        *(f"`{typed.replace('`', '?')}`" for typed in (clean(written.command), *page.typed_commands(sweep)) if typed),
-        "The report is report.html under Artifacts. Its points:",
-        "\n".join(points),
-    ]
+    sweep, verdict = written.sweep, written.verdict
+    points = []
+    for point in sweep.points:
+        sent = f"run {point.result.mlflow_run_id}" * bool(point.result.mlflow_run_id)
+        points.append(listed(f"- {point.name}: {point.result.ending.status}", sent))
+    typed = [clean(page.next_command(sweep, verdict)), *page.typed_commands(sweep)]
+    commands = [f"`{command.replace('`', '?')}`" for command in typed if command]
+    parts = [*written.lines, *commands, "The report is report.html under Artifacts. Its points:", "\n".join(points)]
+    figures = [f"{FOLDER}/{each.name}.{kind}" for each in written.drawn if isinstance(each, Drawn) for kind in KINDS]
     return Report(
-        files={place: [os.path.relpath(path, sweep.folder) for path in paths] for place, paths in files.items()},
+        files={"": [written.html.name, TABLE], "figures": figures},
         tags={
-            "best": contestant_name(best) if best else None,
-            "confidence": confidence(written.verdict) or None,
-            "verdict": " ".join(verdict_lines(written.verdict)),
+            "best": contestant_name(verdict.best) if verdict.best else None,
+            "confidence": confidence(verdict) or None,
+            "verdict": " ".join(verdict_lines(verdict)),
         },
         text="\n\n".join(parts),
         time=time.time(),

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from html import escape
 from io import BytesIO
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.analyze.comparable import grouped
 from pipeline.views.report.gather import ReportedRun, ReportedSweep
@@ -26,20 +26,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The colour and the marker of a strategy, as matplotlib takes them.
-StrategyLook = dict[str, Any]
+StrategyLook = dict[str, Any]  # the colour and the marker of a strategy, as matplotlib takes them
 Dash = str | tuple[float, tuple[float, ...]]
 MARKERS = "osD^vPX"
 DASHES: tuple[Dash, ...] = (
     "-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)), (0, (3, 1)), (0, (2, 3)),
 )  # fmt: skip
 # Inches. Every figure is as wide as a phone shows at a readable size.
-WIDTH, PANEL, THICK, LINE, ROW, LEFT, RIGHT, TOP, BOTTOM = 4.8, 2.4, 0.19, 0.165, 0.185, 0.75, 0.2, 0.15, 0.6
+WIDTH, PANEL, BETWEEN, THICK, LINE, ROW = 4.8, 2.4, 0.25, 0.19, 0.165, 0.185
+LEFT, RIGHT, TOP, BOTTOM = 0.75, 0.2, 0.15, 0.6
 FONT, SMALL, DPI = 11, 9.5, 144
 # Of a text above a bar, in a line, and how far it is from the marker before it, in points.
 MOST_CHARACTERS, AFTER_MARKER = 56, 11
-# More would not be told apart.
-MOST_BARS, MOST_LINES = 40, 7
+MOST_BARS, MOST_LINES = 40, 7  # more would not be told apart
 # The colours of light paper, each with what stands for it on dark paper.
 DARK = {
     "#FFFFFF": "#16181C", "#1A1A1A": "#E6E6E6", "#767676": "#9A9A9A", "#DDDDDD": "#3A3D42",
@@ -63,12 +62,10 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path", "svg.hashsalt": "report",
 }  # fmt: skip
 
-# A value that was measured, and the ends around it.
-Ends = tuple[float, float, float]
+Ends = tuple[float, float, float]  # a value that was measured, and the ends around it
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A figure: its name, what it shows in a sentence, and its files' contents."""
 
     name: str
@@ -90,8 +87,7 @@ class Drawn:
         return f'<svg role="img" aria-label="{escape(self.description, quote=True)}"{text}'
 
 
-@dataclass(frozen=True)
-class MissingFigure:
+class MissingFigure(NamedTuple):
     """A figure that has nothing to show, and why."""
 
     title: str
@@ -130,53 +126,39 @@ def _scaling(sweep: ReportedSweep) -> Drawn | MissingFigure:
         return MissingFigure(title, "all points have as many workers")
     series = grouped((_series(point, sweep), point) for point in points)
     is_foreseen = any(map(_foreseen, points))
-    figure, (above, below) = _panels(2, len(series) + 1 + is_foreseen + bool(sweep.confidences))
-    ideal: dict[str, Any] = {"color": IDEAL, "lw": 1.2, "ls": (0, (2, 2))}
-    above.plot([1, ticks[-1]], [1, ticks[-1]], **ideal, label="ideal: as many times as fast as workers")
-    below.plot([1, ticks[-1]], [1, 1], **ideal)
+    figure, (above, below) = _figure(PANEL, 2, len(series) + 1 + is_foreseen + bool(sweep.confidences))
     # Beside each other, where they would lie on each other.
     apart = 0.012 * ticks[-1]
+    # How each is drawn, and of each point: where, its values, and its workers.
+    drawn: list[tuple[dict[str, Any], list[tuple[float, Ends, int]]]] = []
     foreseen: list[tuple[float, Ends, int]] = []
-    dashes = _dashes([of_series[0] for of_series in series.values()])
-    for place, (name, unsorted) in enumerate(series.items()):
-        of_series, shift = sorted(unsorted, key=_workers), apart * (place - (len(series) - 1) / 2)
-        drawn = {**_look_of(of_series[0], sweep), "ls": dashes[place], "capsize": 3, "lw": 1.6, "ms": 6}
-        values = [(_workers(point) + shift, _speedup(point), _workers(point)) for point in of_series]
-        _intervals(above, values, **drawn, label=name)
-        _intervals(below, values, True, **drawn)
+    for place, (name, dashes) in enumerate(zip(series, _dashes([each[0] for each in series.values()]), strict=True)):
+        of_series, shift = sorted(series[name], key=_workers), apart * (place - (len(series) - 1) / 2)
+        how = {**_look_of(of_series[0], sweep), "ls": dashes, "capsize": 3, "lw": 1.6, "ms": 6, "label": name}
+        drawn.append((how, [(_workers(point) + shift, _speedup(point), _workers(point)) for point in of_series]))
         both = ((point, ends) for point in of_series if (ends := _foreseen(point)))
         foreseen += ((_workers(point) + shift + apart / 2, ends, _workers(point)) for point, ends in both)
-    if foreseen:
-        hollow: dict[str, Any] = {
-            "color": IDEAL,
-            "marker": "D",
-            "mfc": "none",
-            "ls": "none",
-            "capsize": 2,
-            "lw": 1,
-            "ms": 8,
-        }
-        _intervals(above, foreseen, **hollow, zorder=1.5, label="predicted before")
-        _intervals(below, foreseen, True, **hollow, zorder=1.5)
-    above.set_ylabel("speedup")
-    below.set_ylabel("efficiency")
-    below.set_xlabel("workers")
-    for axes in (above, below):
+    hollow = dict[str, Any](color=IDEAL, marker="D", mfc="none", ls="none", capsize=2, lw=1, ms=8, zorder=1.5)
+    drawn += [(hollow | {"label": "predicted before"}, foreseen)] * bool(foreseen)
+    for axes, name, most in ((above, "speedup", ticks[-1]), (below, "efficiency", 1)):
+        ideal = "ideal: as many times as fast as workers"
+        axes.plot([1, ticks[-1]], [1, most], color=IDEAL, lw=1.2, ls=(0, (2, 2)), label=ideal)
+        for how, values in drawn:
+            heights = [[end / (workers if axes is below else 1) for end in ends] for _, ends, workers in values]
+            beside = [[abs(middle - both[side]) for middle, *both in heights] for side in (0, 1)]
+            axes.errorbar([x for x, *_ in values], [middle for middle, *_ in heights], beside, **how)
+        axes.set_ylabel(name)
         axes.set_ylim(bottom=0)
         axes.set_xticks(ticks if len(ticks) <= 8 else ticks[:: len(ticks) // 8 + 1], minor=False)
+    below.set_xlabel("workers")
     below.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    texts = "; ".join(f"{_strategy(point)}, {_workers(point)} workers: {_speedup(point)[0]:.2f}" for point in points)
+    texts = "; ".join(
+        f"{_strategy(point)}, {_workers(point)} workers: {_speed(point, 'speedup')[0]:.2f}" for point in points
+    )
     handles = [*above.get_legend_handles_labels()[0]]
     if name := interval_name(sweep):
         handles.append(Line2D([], [], color=INK, marker="|", ms=9, mew=1.6, ls="none", label=name))
     return _rendered("scaling", title, f"Speedup over one device, by workers. {texts}.", figure, handles)
-
-
-def _intervals(axes: Axes, values: Sequence[tuple[float, Ends, int]], per_worker: bool = False, **drawn: Any) -> None:
-    """Draws (x, a value with the ends around it, workers) for each of some points."""
-    ends = [[end / (workers if per_worker else 1) for end in ends] for _, ends, workers in values]
-    beside = [[abs(middle - both[side]) for middle, *both in ends] for side in (0, 1)]
-    axes.errorbar([x for x, *_ in values], [middle for middle, *_ in ends], beside, **drawn)
 
 
 def _throughput(sweep: ReportedSweep) -> Drawn | MissingFigure:
@@ -184,15 +166,15 @@ def _throughput(sweep: ReportedSweep) -> Drawn | MissingFigure:
     if not sweep.measured:
         return MissingFigure(title, "no point was measured")
     points = _first(sweep.measured)
-    ends = list(map(_speed, points))
-    texts = [
-        f"{_series(point, sweep, point.name)}: {rate(middle)}{brackets(span(low, high, rate, ' to '))}"
-        for point, (middle, low, high) in zip(points, ends, strict=True)
-    ]
-    looks = [_look_of(point, sweep) for point in points]
-    figure, axes, thick = _bars([*zip(texts, looks, strict=True)])
-    for place, (point, (middle, low, high)) in enumerate(zip(points, ends, strict=True)):
-        colour, alpha = looks[place]["color"], 1.0 if point.marks.compares else 0.35
+    texts = []
+    for point in points:
+        middle, low, high = _speed(point)
+        within = brackets(span(low, high, rate, " to "))
+        texts.append(f"{_series(point, sweep, point.name)}: {rate(middle)}{within}")
+    figure, axes, thick = _bars([(text, _look_of(point, sweep)) for text, point in zip(texts, points, strict=True)])
+    for place, point in enumerate(points):
+        (middle, low, high), colour = _speed(point), _look_of(point, sweep)["color"]
+        alpha = 1.0 if point.marks.compares else 0.35
         axes.barh(place, middle, thick, color=colour, alpha=alpha, edgecolor=colour)
         axes.errorbar([middle], [place], xerr=[[middle - low], [high - middle]], color=INK, capsize=3, lw=1.2)
     axes.set_xlabel(f"training examples per second{brackets(interval_name(sweep))}")
@@ -205,7 +187,7 @@ def _learning(sweep: ReportedSweep) -> Drawn | MissingFigure:
     if not points or sweep.metric is None:
         return MissingFigure(title, "no point has validated: train.epochs of 1 or more does")
     shown = sorted(points, key=lambda point: (sweep.seconds_to_target(point) or 0.0, point.number))[:MOST_LINES]
-    figure, (axes,) = _panels(1, len(shown) + 1)
+    figure, (axes,) = _figure(PANEL, 1, len(shown) + 1)
     for point, dashes in zip(shown, _dashes(shown), strict=True):
         curve = sweep.curve(point)
         axes.plot(*zip(*curve, strict=True), **_look_of(point, sweep), ls=dashes, ms=4.5, lw=1.6,
@@ -231,15 +213,11 @@ def _steps(sweep: ReportedSweep) -> Drawn | MissingFigure:
         return MissingFigure(title, "no point was explained: measure.explain=true looks for the causes")
     points = _first([point for point in sweep.points if point.number in split])
     names = [name for name in CAUSES if any(name in split[point.number] for point in points)]
-    looks: dict[str, dict[str, Any]] = {
-        name: {"facecolor": colour, "hatch": hatch, "edgecolor": PAPER, "linewidth": 0.5}
-        for name, (colour, hatch) in CAUSES.items()
-    }
-    labels = [
-        (f"{_series(point, sweep, point.name)}: {rate(sum(split[point.number].values()))} ms", _look_of(point, sweep))
-        for point in points
-    ]
-    figure, axes, thick = _bars(labels, len(names))
+    looks = {name: dict[str, Any](facecolor=CAUSES[name][0], hatch=CAUSES[name][1], ec=PAPER, lw=0.5) for name in names}
+    totals = (f"{_series(point, sweep, point.name)}: {rate(sum(split[point.number].values()))} ms" for point in points)
+    figure, axes, thick = _bars(
+        [(total, _look_of(point, sweep)) for total, point in zip(totals, points, strict=True)], len(names)
+    )
     description = []
     for place, point in enumerate(points):
         left, of_point = 0.0, split[point.number]
@@ -255,9 +233,8 @@ def _steps(sweep: ReportedSweep) -> Drawn | MissingFigure:
 
 def interval_name(sweep: ReportedSweep) -> str:
     """Returns the name of a sweep's intervals, in two words; points with more and with fewer repeats have several."""
-    if not sweep.confidences:
-        return ""
-    return f"{' or '.join(map(percent, sweep.confidences))} interval{'s' * (len(sweep.confidences) > 1)}"
+    shares = sweep.confidences
+    return f"{' or '.join(map(percent, shares))} interval{'s' * (len(shares) > 1)}" if shares else ""
 
 
 def causes(point: ReportedRun) -> dict[str, float]:
@@ -288,14 +265,14 @@ def _strategy(point: ReportedRun) -> str:
     return str(point.result.choices.called)
 
 
-def _speedup(point: ReportedRun) -> Ends:
-    speed = point.result.speed
-    return _ends(speed.speedup, speed.speedup_low, speed.speedup_high)
+def _speed(point: ReportedRun, name: str = "examples_per_second") -> Ends:
+    """Returns a speed that was measured and the ends around it, which are the speed where they are not known."""
+    middle, low, high = (getattr(point.result.speed, f"{name}{end}") for end in ("", "_low", "_high"))
+    middle = middle or 0.0
+    return middle, min(middle, middle if low is None else low), max(middle, middle if high is None else high)
 
 
-def _speed(point: ReportedRun) -> Ends:
-    speed = point.result.speed
-    return _ends(speed.examples_per_second, speed.examples_per_second_low, speed.examples_per_second_high)
+_speedup = partial(_speed, name="speedup")
 
 
 def _foreseen(point: ReportedRun) -> Ends | None:
@@ -303,13 +280,7 @@ def _foreseen(point: ReportedRun) -> Ends | None:
     if not one or not predictions:
         return None
     last = predictions[-1]
-    return _ends(last.examples_per_second / one, last.low / one, last.high / one)
-
-
-def _ends(middle: float | None, low: float | None, high: float | None) -> Ends:
-    """A value that was measured and the ends around it, which are the value where they are not known."""
-    middle = middle or 0.0
-    return middle, min(middle, middle if low is None else low), max(middle, middle if high is None else high)
+    return last.examples_per_second / one, last.low / one, last.high / one
 
 
 def _first(points: Sequence[ReportedRun]) -> Sequence[ReportedRun]:
@@ -340,12 +311,6 @@ def _rendered(name: str, title: str, description: str, figure: Figure, handles: 
     return Drawn(name, title, description, svg.getvalue(), png.getvalue())
 
 
-def _panels(count: int, rows: int) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` panels under each other and room for a legend of so many rows below."""
-    below = BOTTOM + ROW * rows + 0.1
-    return _figure(TOP + count * PANEL + (count - 1) * 0.25 + below, count, below, 0.25 / PANEL)
-
-
 def _bars(labels: Sequence[tuple[str, StrategyLook]], rows: int = 0) -> tuple[Figure, Axes, float]:
     """Returns (a figure, its axes, how thick a bar is) for bars at 0, 1, ... from the top, each under text and look."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -353,8 +318,7 @@ def _bars(labels: Sequence[tuple[str, StrategyLook]], rows: int = 0) -> tuple[Fi
 
     wrapped = [fill(text, MOST_CHARACTERS) for text, _ in labels]
     row = THICK + 0.12 + LINE * max(text.count("\n") + 1 for text in wrapped)
-    below = BOTTOM + (ROW * rows + 0.1 if rows else 0.0)
-    figure, (axes,) = _figure(0.1 + len(labels) * row + below, 1, below, 0, left=0.2, top=0.1)
+    figure, (axes,) = _figure(len(labels) * row, 1, rows, left=0.2, top=0.1)
     thick = THICK / row
     axes.set_ylim(len(labels) - 1 + thick, thick - 1)
     axes.set_yticks([])
@@ -362,25 +326,24 @@ def _bars(labels: Sequence[tuple[str, StrategyLook]], rows: int = 0) -> tuple[Fi
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     for place, ((_, look), text) in enumerate(zip(labels, wrapped, strict=True)):
-        above = (0, place - 0.6 * thick)
-        axes.annotate(text, above, (AFTER_MARKER, 0), textcoords="offset points", ha="left", va="bottom",
+        above = place - 0.6 * thick
+        axes.annotate(text, (0, above), (AFTER_MARKER, 0), textcoords="offset points", ha="left", va="bottom",
                       fontsize=SMALL, linespacing=1.1, annotation_clip=False)  # fmt: skip
-        lines = text.count("\n")
-        beside = ScaledTranslation(4 / 72, 5 / 72 + lines * LINE, figure.dpi_scale_trans)
-        axes.plot(*([at] for at in above), **look, ms=6, ls="none", clip_on=False,
-                  transform=axes.transData + beside)  # fmt: skip
+        beside = ScaledTranslation(4 / 72, 5 / 72 + text.count("\n") * LINE, figure.dpi_scale_trans)
+        axes.plot([0], [above], **look, ms=6, ls="none", clip_on=False, transform=axes.transData + beside)
     return figure, axes, thick
 
 
-def _figure(
-    height: float, count: int, below: float, between: float, left: float = LEFT, top: float = TOP
-) -> tuple[Figure, list[Axes]]:
+def _figure(panel: float, count: int, rows: int, left: float = LEFT, top: float = TOP) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels so high under each other, and below them room for a legend of so many rows."""
     from matplotlib.figure import Figure
 
+    below = BOTTOM + (ROW * rows + 0.1) * bool(rows)
+    height = top + count * panel + (count - 1) * BETWEEN + below
     figure = Figure((WIDTH, height))
-    grid = figure.subplots(count, 1, sharex=True, squeeze=False)
-    figure.subplots_adjust(left / WIDTH, below / height, 1 - RIGHT / WIDTH, 1 - top / height, hspace=between)
-    panels: list[Axes] = list(grid[:, 0])
+    panels: list[Axes] = [*figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0]]
+    adjusted = (left / WIDTH, below / height, 1 - RIGHT / WIDTH, 1 - top / height)
+    figure.subplots_adjust(*adjusted, hspace=BETWEEN / panel)
     for axes in panels:
         axes.grid(lw=0.6)
         axes.set_axisbelow(True)

@@ -6,7 +6,7 @@ result, in the order of their folders' names.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -35,20 +35,15 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class ReportedRun(RunResult):
-    """One run of a sweep, or one that was to be: its configuration, and what is written beside its speed.
+    """One run of a sweep, or one that was to be. Points of the same `configuration` repeat each other.
 
     `group` is a letter for the points whose speeds compare, `marks` what is to be said of the speed; both are empty for
-    a point that was not measured. Points of the same `configuration` repeat each other.
+    a point that was not measured.
     """
 
     configuration: str = ""
     group: str = ""
     marks: Marks = field(default_factory=Marks)
-
-    @property
-    def status(self) -> str:
-        """FINISHED, or why there is nothing to see."""
-        return str(self.result.ending.status)
 
     @property
     def name(self) -> str:
@@ -60,11 +55,12 @@ class ReportedRun(RunResult):
     def learnt(self) -> list[tuple[float, Mapping[str, float]]]:
         """(seconds of training, validation metrics and loss) at the end of each epoch."""
         reports, seconds = dict[int, tuple[float, Mapping[str, float]]](), 0.0
-        for event in (event for event in self.events if isinstance(event, Epoch) and event.of_point):
-            seconds += event.seconds or 0.0
-            values = {**event.val_metrics, LOSS: event.val_loss}
-            finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-            reports[event.epoch] = seconds, finite
+        for event in self.events:
+            if isinstance(event, Epoch) and event.of_point:
+                seconds += event.seconds or 0.0
+                values = {**event.val_metrics, LOSS: event.val_loss}
+                finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+                reports[event.epoch] = seconds, finite
         return [reports[epoch] for epoch in sorted(reports)]
 
 
@@ -74,13 +70,7 @@ class ReportedSweep:
 
     folder: Path
     points: tuple[ReportedRun, ...]
-    # Of what one worker does, what another one has to bring to pay.
-    knee_share: float
-
-    @property
-    def name(self) -> str:
-        """Its name, as a person types it."""
-        return self.folder.name
+    knee_share: float  # of what one worker does, what another one has to bring to pay
 
     @property
     def measured(self) -> list[ReportedRun]:
@@ -90,8 +80,7 @@ class ReportedSweep:
     @property
     def confidences(self) -> list[float]:
         """The probabilities that the points' intervals hold the true medians: one for all, if they repeat as often."""
-        shares = {point.result.speed.interval_confidence for point in self.measured}
-        return sorted(confidence for confidence in shares if confidence)
+        return sorted({share for point in self.measured if (share := point.result.speed.interval_confidence)})
 
     @cached_property
     def metric(self) -> str | None:
@@ -110,15 +99,14 @@ class ReportedSweep:
         """(seconds of training, the metric) at the end of each epoch."""
         metric = self.metric or LOSS
         # Where one was ended says nothing of how well it would have learnt.
-        epochs = point.learnt if point.status == "FINISHED" else []
+        epochs = point.learnt if point.result.finished else []
         return [(seconds, values[metric]) for seconds, values in epochs if metric in values]
 
     def seconds_to_target(self, point: ReportedRun) -> float | None:
         """Seconds of training until a point reached what every point did."""
         target, sign = self.target, -1 if falls(self.metric or "") else 1
-        if target is None:
-            return None
-        return next((seconds for seconds, value in self.curve(point) if sign * value >= sign * target), None)
+        curve = [] if target is None else [(seconds, sign * (value - target)) for seconds, value in self.curve(point)]
+        return next((seconds for seconds, above in curve if above >= 0), None)
 
 
 def gather(folder: Path) -> ReportedSweep:
@@ -133,19 +121,27 @@ def gather(folder: Path) -> ReportedSweep:
     else:
         folders = sorted((path.parent for path in folder.glob(f"*/{results.FILE}")), key=_naturally)
         # Each is a configuration of its own.
-        points = [_point(place, path, _typed(path), str(place), Ending()) for place, path in enumerate(folders)]
+        typed = [_hydra(path, "overrides") for path in folders]
+        overrides = (tuple(map(str, each)) if isinstance(each, list) else () for each in typed)
+        both = zip(folders, overrides, strict=True)
+        points = [_point(place, path, own, str(place), Ending()) for place, (path, own) in enumerate(both)]
     if not points:
         raise UserError("a sweep with points", f"{folder}, which has none", "`python -m pipeline -m ...` first")
     shares = (_hydra(point.folder, "config", "predict.knee_share") for point in points)
     share = next((share for share in shares if isinstance(share, float)), PredictConfig().knee_share)
+    return ReportedSweep(folder, tuple(_marked(points)), share)
+
+
+def _marked(points: Sequence[ReportedRun]) -> list[ReportedRun]:
     measured = [point for point in points if point.result.speed.examples_per_second is not None]
-    for number, group in enumerate(comparable.groups(measured)):
-        letter = f"{ascii_uppercase[number % 26]}{number // 26 + 1 if number >= 26 else ''}"
-        for at in group:
-            points[measured[at].number] = replace(points[measured[at].number], group=letter)
-    for point, marks in zip(measured, comparable.marks(measured), strict=True):
-        points[point.number] = replace(points[point.number], marks=marks)
-    return ReportedSweep(folder, tuple(points), share)
+    marked = list(points)
+    groups = {place: number for number, places in enumerate(comparable.groups(measured)) for place in places}
+    for place, (point, marks) in enumerate(zip(measured, comparable.marks(measured), strict=True)):
+        again, letter = divmod(groups[place], 26)
+        marked[point.number] = replace(
+            point, group=f"{ascii_uppercase[letter]}{again + 1 if again else ''}", marks=marks
+        )
+    return marked
 
 
 def _point(place: int, folder: Path, overrides: tuple[str, ...], configuration: str, ending: Ending) -> ReportedRun:
@@ -159,11 +155,6 @@ def _point(place: int, folder: Path, overrides: tuple[str, ...], configuration: 
     return ReportedRun(result, folder, overrides, place, configuration=configuration)
 
 
-def _typed(folder: Path) -> tuple[str, ...]:
-    typed = _hydra(folder, "overrides")
-    return tuple(map(str, typed)) if isinstance(typed, list) else ()
-
-
 def _hydra(folder: Path, name: str, key: str = "") -> Any:
     """A value that Hydra wrote of a point, or all of a file; None of one that is not there, or was cut short."""
     with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):
@@ -173,9 +164,5 @@ def _hydra(folder: Path, name: str, key: str = "") -> Any:
 
 
 def _naturally(folder: Path) -> list[tuple[int, str]]:
-    """The key by which 2 comes before 10.
-
-    >>> sorted([Path("10_a"), Path("2_b")], key=_naturally)[0].name
-    '2_b'
-    """
+    """The key by which 2 comes before 10."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", folder.name)]

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pipeline.analyze import calibration, comparable
 from pipeline.analyze.compare import Use, Verdict
@@ -20,15 +20,10 @@ from pipeline.views.terminal.result import score_text
 from pipeline.views.terminal.verdict_text import mark_texts, verdict_lines
 from pipeline.views.terminal.words import clean, listed, percent, plural, points_text, rate, span
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 MISSING = "–"
-# Of a run's id in MLflow: enough to find it by.
-ID_LETTERS = 8
-# More would hide the page below them.
-MOST_COMMANDS = 6
+ID_LETTERS = 8  # of a run's id in MLflow: enough to find it by
+MOST_COMMANDS = 6  # more would hide the page below them
 
 
 class Cell(NamedTuple):
@@ -43,21 +38,24 @@ class Cell(NamedTuple):
 def page(sweep: ReportedSweep, decided: Verdict, figures: Sequence[Drawn | MissingFigure]) -> str:
     """The page. All that people named or typed is escaped."""
     import jinja2
+    from markupsafe import Markup
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
-    environment.filters["breakable"] = _breakable
+    # Typed text, which a line may break behind its = and commas.
+    environment.filters["breakable"] = lambda typed: Markup("<wbr>").join(re.split(r"(?<=[,=])", typed))
     template = environment.from_string(TEMPLATE.read_text())
     best = set(decided.best.places) if decided.best else set()
     owns = sweep_table.shared_and_own(sweep.points)[1]
     rows = {point.number: _cells(point, own, sweep) for point, own in zip(sweep.points, owns, strict=True)}
     doubts = {doubt for point in sweep.measured for doubt in point.marks.doubts}
-    finished = sum(point.status == "FINISHED" for point in sweep.points)
+    finished = sum(point.result.finished for point in sweep.points)
     machines = sorted({clean(point.result.machine) for point in sweep.measured} - {""})
     where = f", on {'; '.join(machines)}" * bool(machines)
-    groups = [f"Group {letter}: {points_text(places)}." for letter, places in _groups(sweep).items()]
-    differences = [*groups, *(f"{text}." for text in sweep_table.difference_texts(sweep.measured))]
+    groups = comparable.grouped(sorted((point.group, point.number) for point in sweep.measured))
+    differences = [f"Group {letter}: {points_text(places)}." for letter, places in groups.items()]
+    differences += (f"{text}." for text in sweep_table.difference_texts(sweep.measured))
     return template.render(
-        name=sweep.name,
+        name=sweep.folder.name,
         about=f"{finished} of {len(sweep.points)} points finished{where}.",
         facts=facts(sweep),
         commands=typed_commands(sweep),
@@ -100,7 +98,7 @@ def _cells(point: ReportedRun, own: Sequence[str], sweep: ReportedSweep) -> dict
     result, speed, mark = point.result, point.result.speed, ", ".join(mark_texts(point.marks))
     target = f"s to {sweep.metric} {words.figure(sweep.target or 0.0)}"
     hidden = {
-        "group": len(_groups(sweep)) < 2,
+        "group": len({other.group for other in sweep.measured}) < 2,
         target: sweep.target is None,
         "MLflow run": not any(other.result.mlflow_run_id for other in sweep.points),
     }
@@ -115,7 +113,7 @@ def _cells(point: ReportedRun, own: Sequence[str], sweep: ReportedSweep) -> dict
         "step ms": _figure(speed.step_ms_p50, rate),
         "input wait": _figure(result.input.wait, percent),
         target: _figure(sweep.seconds_to_target(point), words.duration),
-        "status": Cell(point.status),
+        "status": Cell(clean(result.ending.status)),
         # The command at the head of the page has the rest.
         "overrides": Cell(" ".join(own), "long"),
         "MLflow run": Cell(clean(result.mlflow_run_id)[:ID_LETTERS] or MISSING),
@@ -123,24 +121,12 @@ def _cells(point: ReportedRun, own: Sequence[str], sweep: ReportedSweep) -> dict
     return {title: cell for title, cell in cells.items() if not hidden.get(title)}
 
 
-def _breakable(typed: str) -> Markup:
-    """Returns typed text, escaped, that a line may break behind its = and commas."""
-    from markupsafe import Markup
-
-    return Markup("<wbr>").join(re.split(r"(?<=[,=])", typed))
-
-
 def _figure(value: float | None, write: Callable[[float], str], under: str = "", mark: str = "") -> Cell:
     return Cell(words.or_missing(value, write, MISSING), "number", under, "" if value is None else mark)
 
 
-def _groups(sweep: ReportedSweep) -> dict[str, list[int]]:
-    return comparable.grouped(sorted((point.group, point.number) for point in sweep.measured))
-
-
 def facts(sweep: ReportedSweep) -> dict[str, str]:
     """Returns the facts about a whole sweep that are known, under their names."""
-    engines = sweep_table.engines_text(sweep.measured)
 
     def each(describe: Callable[[ReportedRun], object]) -> str:
         """Describes the measured points, or all if none is measured: once if it is the same for each."""
@@ -153,14 +139,29 @@ def facts(sweep: ReportedSweep) -> dict[str, str]:
     def fact(point: ReportedRun, name: str, more: str) -> str | None:
         return (value := comparable.facts(point).get(name)) and listed(value, more)
 
+    engines, speeds = sweep_table.engines_text(sweep.measured), [point.result.speed for point in sweep.measured]
+    by_engine = comparable.grouped(
+        (f"{clean(point.marks.engine)} ".lstrip(), one)
+        for point in sweep.measured
+        if (one := point.result.speed.baseline_examples_per_second)
+    )
+    ones = (f"{name}{span(min(one), max(one), rate, ' to ') or rate(one[0])}" for name, one in by_engine.items())
+    ranges = " and ".join(ones)
+    in_turn = [point.number for point in sweep.measured if point.result.speed.baseline_source == IN_THIS_RUN]
+    when = "measured in an earlier run" * any(speed.baseline_source for speed in speeds)
+    if in_turn:
+        when = f"measured in turn with {points_text(in_turn)}"
+    counts = sorted({speed.repeats for speed in speeds if speed.repeats})
+    repeats = f"from the lowest to the highest of {' or '.join(map(str, counts)) or 'the'} repeats"
+    probable = " or ".join(map(percent, sweep.confidences))
     texts = {
         "engines": engines and f"{engines}; {sweep_table.OWN_BASELINE}",
         "model": each(lambda point: fact(point, "model", plural(point.result.training.parameters, "parameter"))),
         "data": each(lambda point: fact(point, "data", plural(point.train_examples, "training example"))),
         "batch": each(_batch),
         "precision": each(lambda point: point.result.layout.precision),
-        "baseline": _baseline(sweep),
-        "intervals": _intervals(sweep),
+        "baseline": listed(f"one device without a strategy: {ranges} examples/s", when) if ranges else "",
+        "intervals": probable and f"{repeats}, which holds the true median with a probability of {probable}",
         "versions": each(lambda point: listed(*map(" ".join, point.result.versions.items()))),
         "commit": each(lambda point: point.began.tags.get("git_commit"))
         or "not known: no run was started in a folder of git",
@@ -208,9 +209,8 @@ def next_command(sweep: ReportedSweep, decided: Verdict) -> str:
 
 
 def _but(overrides: Sequence[str], *keys: str) -> list[str]:
-    names = [override.lstrip("+~").partition("=")[0] for override in overrides]
-    pairs = zip(names, overrides, strict=True)
-    return [override for name, override in pairs if name.partition(".")[0] not in keys and name not in keys]
+    names = {override: override.lstrip("+~").partition("=")[0] for override in overrides}
+    return [override for override, name in names.items() if not {name, name.partition(".")[0]} & {*keys}]
 
 
 def _options(sweep: ReportedSweep) -> list[str]:
@@ -225,29 +225,3 @@ def _batch(point: ReportedRun) -> str | None:
     held = ", held fixed: weak scaling" * (layout.scaling == "weak")
     each = plural(layout.replica_batch, "example")
     return f"{each} a step on each replica{held}" if each else None
-
-
-def _baseline(sweep: ReportedSweep) -> str:
-    speeds = {point.number: point.result.speed for point in sweep.measured}
-    by_engine = comparable.grouped(
-        (f"{clean(point.marks.engine)} ".lstrip(), speed)
-        for point in sweep.measured
-        if (speed := point.result.speed.baseline_examples_per_second)
-    )
-    if not by_engine:
-        return ""
-    texts = (f"{name}{span(min(each), max(each), rate, ' to ') or rate(each[0])}" for name, each in by_engine.items())
-    in_turn = [place for place, speed in speeds.items() if speed.baseline_source == IN_THIS_RUN]
-    when = "measured in an earlier run" * any(speed.baseline_source for speed in speeds.values())
-    if in_turn:
-        when = f"measured in turn with {points_text(in_turn)}"
-    return listed(f"one device without a strategy: {' and '.join(texts)} examples/s", when)
-
-
-def _intervals(sweep: ReportedSweep) -> str:
-    if not sweep.confidences:
-        return ""
-    counts = sorted({count for point in sweep.measured if (count := point.result.speed.repeats)})
-    repeats = f"{' or '.join(map(str, counts)) or 'the'} repeats"
-    probable = " or ".join(map(percent, sweep.confidences))
-    return f"from the lowest to the highest of {repeats}, which holds the true median with a probability of {probable}"

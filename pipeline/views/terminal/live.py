@@ -6,6 +6,8 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.analyze.comparable import efficiency_of
@@ -17,14 +19,13 @@ from pipeline.views.terminal import words
 from pipeline.views.terminal.plan_text import estimate_lines, plan_lines, shard_lines
 from pipeline.views.terminal.run_state import Doing, RunState
 from pipeline.views.terminal.sweep_table import shared_and_own, sweep_rows
-from pipeline.views.terminal.words import MISSING, clean, duration, fitted, listed, time_of_day
+from pipeline.views.terminal.words import MISSING, clean, duration, fitted, listed
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-REFRESH_SECONDS = 0.25  # between two drawings of the live bars
-LINE_SECONDS = 10.0  # between two plain lines
+REFRESH_SECONDS, LINE_SECONDS = 0.25, 10.0  # between two drawings of the live bars, and between two plain lines
 # Of what follows a line that is broken; the lines of a drawing beside those of the table of a sweep; a narrow terminal.
 INDENT, OTHER_LINES, NARROW = 4, 8, 60
 LATEST = 2**33  # seconds since 1970 that a clock may say
@@ -40,7 +41,7 @@ class Terminal:
     def __init__(self, console: Console, clock: Callable[[], float] | None = None) -> None:
         self._console, self._clock = console, clock
         # The lines of the last plan that was shown: of the next one, those that it shares say nothing new.
-        self._last: frozenset[str] = frozenset()
+        self._last: list[str] = []
 
     def say(self, *lines: str) -> None:
         """Shows lines, broken between words where the terminal is narrow."""
@@ -48,8 +49,8 @@ class Terminal:
 
     def begins(self, ahead: Ahead) -> None:
         """Shows which point of a sweep begins, by its own overrides, and how far the sweep is, after an empty line."""
-        owns = zip(ahead.points, shared_and_own(ahead.points)[1], strict=True)
-        own = next(" ".join(own) for point, own in owns if point.number == ahead.number)
+        place = [point.number for point in ahead.points].index(ahead.number)
+        own = " ".join(shared_and_own(ahead.points)[1][place])
         left = "" if ahead.seconds_left is None else f"about {duration(ahead.seconds_left)} left"
         far = listed(f"{ahead.done} of {len(ahead.points)} done", left)
         self.say("", self._timed(f"-- point {ahead.number}: {own or 'as all'} ({far})"))
@@ -73,8 +74,8 @@ class Terminal:
             self.say(f"all        {' '.join(shared)}")
 
     def _timed(self, line: str) -> str:
-        """The line, after the time of day where it may be read much later."""
-        return line if self._clock is None or self._console.is_interactive else f"{time_of_day(self._clock())} {line}"
+        # Where it may be read much later.
+        return line if self._clock is None or self._console.is_interactive else _time_of_day(self._clock()) + line
 
     def resumed(self, folder: str, status: str, step: int, saved_step: int | None) -> None:
         """Shows which run a point goes on with, and from where."""
@@ -85,13 +86,11 @@ class Terminal:
         """Shows a plan; of one that follows another, what it does not share with that."""
         lines = plan_lines(plan, full, reused) + (words.labelled(shard_lines(cut)) if cut else [])
         self.say(*(line for line in lines if full or line not in self._last))
-        self._last = frozenset(lines)
+        self._last = lines
 
     def described(self, typed: str) -> None:
-        """Shows it, after an empty line."""
-        # Its lines may be a script's, whose spaces count.
-        lines = typed.expandtabs(4).splitlines()
-        self.say("", *("".join(letter for letter in line if letter.isprintable()) for line in lines))
+        """Shows it, after an empty line; its lines may be a script's, whose spaces count."""
+        self.say("", *("".join(filter(str.isprintable, line)) for line in typed.expandtabs(4).splitlines()))
 
     def estimated(self, plan: Plan, estimate: Estimate) -> None:
         """Shows what a plan needs, after an empty line."""
@@ -105,9 +104,8 @@ class Terminal:
 class Progress:
     """Takes a run's events and shows them, but for those of `earlier` commands. Bars are drawn inside its `with` block.
 
-    However the block ends, a Ctrl-C included, the bars go and the cursor comes back. While a repeat is timed
-    nothing is drawn, since training may run on the same cores. A terminal that goes away does not end the
-    run: the event log is the record, and this is only a view of it.
+    However the block ends, a Ctrl-C included, the bars go and the cursor comes back. While a repeat is timed nothing is
+    drawn, since training may run on the same cores. A terminal that goes away does not end the run.
     """
 
     def __init__(
@@ -117,8 +115,7 @@ class Progress:
         for event in earlier:
             self._seen.take(event, now)
         self._now = self._shown = now
-        # The time of day of the last event that says it, for lines that are read later.
-        self._clock: float | None = None
+        self._clock = ""  # the time of day of the last event that says it, for lines that are read later
         self._drawn = -math.inf
         self._waiting: list[str] = []
         self._live: Live | None = None
@@ -131,34 +128,40 @@ class Progress:
     def __exit__(self, *exception: object) -> None:
         self._open = False
         try:
-            self._restore()
+            if self._live is not None:
+                with self._writing(), suppress(IndexError):  # it was interrupted before it had begun
+                    self._live.stop()
         finally:
-            self._say(self._waiting)
-            self._waiting = []
+            try:
+                # Once more and past Rich, which a Ctrl-C may have left in the middle of something.
+                if self._live is not None:
+                    with suppress(OSError):
+                        self._console.file.write(SHOW_CURSOR)
+                        self._console.file.flush()
+            finally:
+                self._say(self._waiting)
 
     def update(self, event: Event, now: float) -> None:
         """Takes the next event, of any kind, and shows what it changes; `now` is in seconds on one clock."""
-        self._now = max(self._now, now)
+        now = self._now = max(self._now, now)
         if 0 < (seconds := words.number(event.time) or 0) < LATEST:
-            self._clock = seconds
-        lines = self._seen.take(event, self._now)
-        lasting = [line.text for line in lines if line.lasting]
+            self._clock = _time_of_day(seconds)
+        lines = self._seen.take(event, now)
+        lasting = [text for text, lasts in lines if lasts]
         if self._open:
             # Of a sweep it is the points that stay.
             self._waiting += lasting if self._ahead is None or not isinstance(event, Epoch) else []
             # Now and then; while repeats are timed, only where one ends and before the next begins.
-            is_time = self._seen.turned if self._seen.timing else self._now - self._drawn >= REFRESH_SECONDS
-            if is_time or self._seen.failing:
+            if self._seen.failing or (self._seen.turned if self._seen.timing else now - self._drawn >= REFRESH_SECONDS):
                 self._draw()
         elif self._console.is_interactive:
             self._say(lasting)
         elif lines:
-            self._say([line.text for line in lines])
+            self._say([text for text, _ in lines])
         elif self._now - self._shown >= LINE_SECONDS and not self._seen.timing:
             # How things stand, where nothing was written for long.
-            view = self._seen.view()
-            figures = view.figures or f"{duration(self._now - self._seen.start)} so far"
-            self._say([f"{view.label}: {listed(view.where, figures)}"])
+            view, so_far = self._seen.view(), f"{duration(self._now - self._seen.start)} so far"
+            self._say([f"{view.label}: {listed(view.where, view.figures or so_far)}"])
 
     def _draw(self) -> None:
         from rich.live import Live
@@ -168,53 +171,36 @@ class Progress:
             return
         self._drawn = self._now
         bars = _bars(self._seen.view(), self._now - self._seen.start, self._ahead, *self._console.size)
-        try:
+        with self._writing():
             if self._live is None:
                 # What goes to the terminal is led past the bars; a redirected stdout stays what it is.
-                self._live = Live(
-                    console=self._console,
-                    auto_refresh=False,
-                    transient=True,
-                    redirect_stdout=sys.stdout.isatty(),
-                    redirect_stderr=sys.stderr.isatty(),
-                )
+                live = partial(Live, console=self._console, auto_refresh=False, transient=True)
+                self._live = live(redirect_stdout=sys.stdout.isatty(), redirect_stderr=sys.stderr.isatty())
                 self._live.start()
             with self._console:  # both in one write
                 if self._waiting:
                     self._console.print(Text("\n".join(self._fitted(self._waiting))))
                 self._live.update(bars, refresh=True)
             self._waiting = []
-        except (OSError, UnicodeError):
-            self._gone = True
 
     def _say(self, lines: Sequence[str]) -> None:
         if not lines or self._gone:
             return
         self._shown = self._now
-        clock = "" if self._clock is None else f"{time_of_day(self._clock)} "
-        lines = self._fitted(lines) if self._console.is_interactive else [f"{clock}{line}" for line in lines]
-        try:
+        lines = self._fitted(lines) if self._console.is_interactive else [f"{self._clock}{line}" for line in lines]
+        with self._writing():
             self._console.file.write("".join(f"{line}\n" for line in lines))
             self._console.file.flush()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, UnicodeError):
             self._gone = True
 
     def _fitted(self, lines: Iterable[str]) -> list[str]:
         return [part for line in lines for part in fitted(line, self._console.width, INDENT)]
-
-    def _restore(self) -> None:
-        if self._live is None:
-            return
-        try:
-            with suppress(IndexError):  # it was interrupted before it had begun
-                self._live.stop()
-        except (OSError, UnicodeError):
-            self._gone = True
-        finally:
-            # Once more and past Rich, which a Ctrl-C may have left in the middle of something.
-            with suppress(OSError):
-                self._console.file.write(SHOW_CURSOR)
-                self._console.file.flush()
 
 
 @contextmanager
@@ -223,12 +209,16 @@ def board(console: Console, points: Mapping[Any, RunResult]) -> Iterator[None]:
     from rich.live import Live
     from rich.text import Text
 
-    def table() -> RenderableType:
+    def table() -> Text:
         return Text("\n".join(sweep_rows([*points.values()])), no_wrap=True)
 
     live = Live(get_renderable=table, console=console, refresh_per_second=REFRESH_PER_SECOND, transient=True)
     with live if console.is_interactive else nullcontext():
         yield
+
+
+def _time_of_day(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%H:%M:%S} "
 
 
 def _bars(view: Doing, elapsed: float, ahead: Ahead | None, width: int, height: int) -> RenderableType:
@@ -270,15 +260,14 @@ def _filling_table(ahead: Ahead, rows: int, narrow: bool) -> RenderableType:
             values.setdefault(key.rpartition(".")[2], {})[point.number] = words.shortened(value, MOST_LETTERS)
     names, speeds = [*values][:MOST_KEYS], ("ex/s" if narrow else "examples/s", "speedup")
     table = Table.grid(padding=(0, 1 if narrow else 2, 0, 0), pad_edge=False)
-    for name in ("", *names, *speeds):
+    for name in (header := ("", *names, *speeds)):
         table.add_column(no_wrap=True, justify="left" if name in names else "right")
-    table.add_row("", *names, *speeds, style="bold")
+    table.add_row(*header, style="bold")
     current = [point.number for point in ahead.points].index(ahead.number)
     first = max(0, min(current - rows // 2, len(ahead.points) - rows))
     for point in ahead.points[first : first + rows]:
         speed, is_current = point.result.speed, point.number == ahead.number
-        unended = "running" if is_current else clean(point.result.ending.status) or MISSING
-        reached = (unended, "")
+        reached = ("running" if is_current else clean(point.result.ending.status) or MISSING, "")
         if speed.examples_per_second is not None:
             reached = (words.rate(speed.examples_per_second), words.or_missing(speed.speedup, words.times))
         cells = [str(point.number), *(values[name].get(point.number, MISSING) for name in names), *reached]

@@ -8,23 +8,21 @@ from collections.abc import Sequence
 from pipeline.analyze.comparable import grouped
 from pipeline.driver import RunResult
 from pipeline.plan.backends import other
-from pipeline.plan.estimate import Estimate, Exchanged, HostMemory, Traffic
+from pipeline.plan.estimate import Estimate, Exchanged, HostMemory
 from pipeline.plan.plan import REPEAT_SECONDS, Plan
 from pipeline.record.results import Layout
 from pipeline.views.terminal import words
 from pipeline.views.terminal.words import MISSING, amount, clean, columns, listed, plural, ranges
 
-# Hosts that are named where they are counted.
-MOST_NAMES = 8
+MOST_NAMES = 8  # hosts that are named where they are counted
 SWEEP_HEADER = ("", "strategy", "workers", "memory/device", "exchanged/step", "exchanged/example", "status")
-# More servers than this are told as the fullest and the emptiest.
-MOST_SERVERS = 4
+MOST_SERVERS = 4  # more servers than this are told as the fullest and the emptiest
 
 
 def plan_lines(plan: Plan, full: bool, reused: str | None = None) -> list[str]:
     """The plan in lines; with `full`, each process too. `reused` is the folder of the run that has its baseline."""
-    parts = (plan.model, plan.data, plan.strategy, plan.hardware)
-    model, data, strategy, hardware = (clean(part.name) for part in parts)
+    named = (plan.model, plan.data, plan.strategy, plan.hardware)
+    model, data, strategy, hardware = (clean(part.name) for part in named)
     under, adds = clean(other(plan.backend)), clean(other(plan.collective))
     by = f" under {under}" * bool(under) + f" by {adds}" * bool(adds)
     workers = plural(plan.workers, f"{plan.hardware.kind.upper()} worker")
@@ -35,8 +33,8 @@ def plan_lines(plan: Plan, full: bool, reused: str | None = None) -> list[str]:
         ("processes", _processes(plan)),
         ("batch", f"{batch_text(layout)}; {scaling} scaling{held}"),
         ("length", _length(plan)),
-        *([("data", _data(plan))] if plan.data.divided or plan.data_servers else []),
-        *([("training", _training(plan))] if full else []),
+        ("data", _data(plan) if plan.data.divided or plan.data_servers else ""),
+        ("training", _training(plan) if full else ""),
         ("baseline", _baseline(plan, reused)),
         *(("note", clean(note)) for note in plan.notes),
     ]
@@ -84,15 +82,14 @@ def _data(plan: Plan) -> str:
     readers, each = len(plan.leaders), f"each of {len(plan.leaders)} processes reads"
     files = served = ""
     if plan.data.divided is not None:
-        how = f"; {each} all of them, since they cannot be divided evenly, and makes its own part of the examples"
+        why = "as data.shard says" if plan.data.shard == "element" else "since they cannot be divided evenly"
+        how = f"; {each} all of them, {why}, and makes its own part of the examples"
         if plan.strategy.asynchronous:
             how = "; every worker reads all of them, and makes the examples of its own steps"
         elif readers == 1:
             how = ", read by one process"
         elif plan.data.divided == "file":
             how = f"; {each} its own"
-        elif plan.data.shard == "element":
-            how = how.replace("since they cannot be divided evenly", "as data.shard says")
         files = f"{plural(plan.data.train_files, 'file')}{how}"
     if plan.data.service:
         served = f"batches made by the tf.data service at {listed(*map(clean, plan.data.service))}"
@@ -104,6 +101,7 @@ def _data(plan: Plan) -> str:
 def _training(plan: Plan) -> str:
     training = plan.training
     optimizer = training.optimizer.get("_target_") if isinstance(training.optimizer, dict) else training.optimizer
+    by = {"host": "the batches of each process", "replica": "each replica's own batch"}.get(training.batch_statistics)
     return listed(
         f"optimizer {clean(optimizer)}" if optimizer else "the model's own optimizer, or adam",
         words.named("learning rate", training.learning_rate),
@@ -112,11 +110,7 @@ def _training(plan: Plan) -> str:
         "losses of the global batch" if training.gather else "",
         "blocks computed again on the way back" if training.remat else "",
         {None: "", "true": "steps compiled by XLA", "auto": "XLA where it is faster"}[training.xla],
-        {
-            "global": "",
-            "host": "batch normalization by the batches of each process",
-            "replica": "batch normalization by each replica's own batch",
-        }[training.batch_statistics],
+        f"batch normalization by {by}" if by else "",
         f"seed {training.seed}",
         "deterministic" if training.deterministic else "",
     )
@@ -139,33 +133,19 @@ def _baseline(plan: Plan, reused: str | None) -> str:
 
 def _process_rows(plan: Plan) -> list[str]:
     rows = [["rank", "role", "host", "address", "devices", "replicas", "cores", "threads"]]
-    rows += (
-        [
-            str(process.rank),
-            process.role,
-            plan.host_of(process),
-            # Port 0 stands for one that is chosen at the start.
-            re.sub(":0$", ":(free port)", process.address or "-"),
-            _devices(process.devices),
-            ranges(process.replicas) or "-",
-            ranges(process.cores) or "any",
-            f"{process.intra_op_threads or 'default'} + {process.inter_op_threads or 'default'}",
-        ]
-        for process in plan.processes
-    )
+    for process in plan.processes:
+        # Port 0 stands for one that is chosen at the start.
+        address = re.sub(":0$", ":(free port)", process.address or "-")
+        within, between = process.intra_op_threads or "default", process.inter_op_threads or "default"
+        numbers = (_devices(process.devices), ranges(process.replicas) or "-", ranges(process.cores) or "any")
+        rows.append(
+            [str(process.rank), process.role, plan.host_of(process), address, *numbers, f"{within} + {between}"]
+        )
     return [*columns(rows, right=(0, 2)), "", "threads: within an operation + between operations"]
 
 
 def _devices(devices: Sequence[str]) -> str:
-    """Device names with their numbers drawn together.
-
-    >>> _devices(("GPU:0", "GPU:1", "GPU:2", "GPU:5"))
-    'GPU:0-2,5'
-    """
-    parts = [device.rpartition(":")[::2] for device in devices]
-    if not all(kind and place.isdecimal() for kind, place in parts):
-        return listed(*devices)
-    numbers = grouped((kind, int(place)) for kind, place in parts)
+    numbers = grouped((kind, int(place)) for kind, _, place in (device.partition(":") for device in devices))
     return listed(*(f"{kind}:{ranges(places)}" for kind, places in numbers.items())) or "-"
 
 
@@ -177,12 +157,12 @@ def estimate_lines(plan: Plan, estimate: Estimate) -> list[str]:
         all_of_it = "" if count is None else f", {amount(size * count)} for those that train"
         data = f"{amount(size)} an example, in the memory of every process that trains{all_of_it}"
     rows = [
-        *words.under("exchange", _exchange(plan, estimate.exchanged)),
+        ("exchange", "\n".join(_exchange(plan, estimate.exchanged))),
         ("data", data),
         *shard_lines(estimate),
         *(("placed", f"{one.place}: {listed(*map(clean, one.layers))}") for one in estimate.memory if one.layers),
-        *[("note", f"Activations are not known: {clean(estimate.unknown)}.")] * bool(estimate.unknown),
-        *words.under("host", _host(estimate)),
+        ("note", f"Activations are not known: {clean(estimate.unknown)}." * bool(estimate.unknown)),
+        ("host", "\n".join(_host(estimate))),
         *(("note", f"Does not fit: {place} has {has:g} GiB, and needs {needs[place]}.")
           for place in estimate.too_small),
     ]  # fmt: skip
@@ -191,11 +171,9 @@ def estimate_lines(plan: Plan, estimate: Estimate) -> list[str]:
 
 def shard_lines(estimate: Estimate) -> list[tuple[str, str]]:
     """A labelled line for each table that is cut, and for each large variable that is not."""
-    cut = []
-    for path, rows in estimate.shards:
-        sizes = " or ".join(f"{row:,}" for row in sorted(set(rows), reverse=True))
-        cut.append(("shards", f"{clean(path)}: {len(rows):,} of {sizes} rows"))
-    return [*cut, *(("whole", f"{clean(path)} stays on one server: {clean(why)}") for path, why in estimate.whole)]
+    sizes = {path: " or ".join(f"{row:,}" for row in sorted(set(rows), reverse=True)) for path, rows in estimate.shards}
+    cut = [("shards", f"{clean(path)}: {len(rows):,} of {sizes[path]} rows") for path, rows in estimate.shards]
+    return cut + [("whole", f"{clean(path)} stays on one server: {clean(why)}") for path, why in estimate.whole]
 
 
 def _memory(estimate: Estimate) -> list[str]:
@@ -234,14 +212,24 @@ def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[str]:
         return ["unknown for this strategy: strategy.exchange does not say what its devices exchange"]
     if not exchanged.total:
         return ["nothing: one device trains alone"]
-    asynchronous, gbps = plan.strategy.asynchronous, plan.hardware.link_gbps
-    step = "for a step of one worker" if asynchronous else "a step"
-    lines = [f"{amount(exchanged.total)} {step}: {exchanged.how}", *_traffic(exchanged.traffic)]
+    traffic, gbps = exchanged.traffic, plan.hardware.link_gbps
+    step, all_step = "a step", ""
+    if plan.strategy.asynchronous:
+        step, all_step = "for a step of one worker", " when each worker makes a step"
+    servers = [one for one in traffic if one.who.startswith("server ")]
+    if len(servers) > MOST_SERVERS:
+        largest = max(servers, key=lambda server: server.sends + server.receives)
+        busiest = dataclasses.replace(largest, who=f"the busiest of {len(servers):,} servers")
+        traffic = (*(one for one in traffic if one not in servers), busiest)
+    lines = [f"{amount(exchanged.total)} {step}: {exchanged.how}"]
+    for one in traffic:
+        both = (("sends", one.sends), ("receives", one.receives))
+        parts = " and ".join(f"{verb} {amount(count)}" for verb, count in both if count) or "has no part in it"
+        lines.append(f"{one.who} {parts}{' when each worker makes a step' * ('server' in one.who)}")
     if exchanged.between:
         takes = f", {exchanged.busiest * 8e-6 / gbps:,.3g} ms at least at {gbps:g} Gbit/s" if gbps else ""
-        all_step = " when each worker makes a step" if asynchronous else ""
-        busiest = f"the busiest host sends or receives {amount(exchanged.busiest)}{all_step}{takes}"
-        lines.append(f"{amount(exchanged.between)} of it between hosts; {busiest}")
+        busiest_host = f"the busiest host sends or receives {amount(exchanged.busiest)}{all_step}{takes}"
+        lines.append(f"{amount(exchanged.between)} of it between hosts; {busiest_host}")
     else:
         lines.append("all of it within one host")
     if exchanged.bucket:
@@ -251,20 +239,6 @@ def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[str]:
         layers = plural(exchanged.small // 2, "batch normalization")
         waited = f"{exchanged.small} small ones a step, waited for one after the other"
         lines.append(f"{waited}, for the statistics of {layers}")
-    return lines
-
-
-def _traffic(traffic: Sequence[Traffic]) -> list[str]:
-    servers = [one for one in traffic if one.who.startswith("server ")]
-    if len(servers) > MOST_SERVERS:
-        largest = max(servers, key=lambda server: server.sends + server.receives)
-        busiest = dataclasses.replace(largest, who=f"the busiest of {len(servers):,} servers")
-        traffic = [*(one for one in traffic if one not in servers), busiest]
-    lines = []
-    for one in traffic:
-        both = (("sends", one.sends), ("receives", one.receives))
-        parts = " and ".join(f"{verb} {amount(count)}" for verb, count in both if count) or "has no part in it"
-        lines.append(f"{one.who} {parts}{' when each worker makes a step' * ('server' in one.who)}")
     return lines
 
 

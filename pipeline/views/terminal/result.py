@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
 from pipeline.config import offered
 from pipeline.driver import Foreseen, RunResult
-from pipeline.record.findings import Explanation, LostShare, Pace
+from pipeline.record.findings import Explanation, Pace
 from pipeline.record.results import Result
 from pipeline.views.terminal import words
 from pipeline.views.terminal.plan_text import batch_text
@@ -17,58 +16,53 @@ from pipeline.views.terminal.verdict_text import single_line
 from pipeline.views.terminal.words import clean, duration, listed, marks, named, percent, plural, ranges, rate, span
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.text import Text
 
     from pipeline.analyze.calibration import Score
 
-# Parts with a smaller share are not told in a sweep's table.
-LEAST_SHARE = 0.01
-# Smaller ones are not called negative, nor two efficiencies different.
-LEAST_SAID = 0.005
+LEAST_SHARE, LEAST_SAID = 0.01, 0.005  # that a sweep's table tells, and that is called negative or another efficiency
 NEGATIVE = "A negative part takes less of a step here than on one device, and so makes up for others."
 STATUS_COLOURS = {"FINISHED": "green", "FAILED": "red", "KILLED": "red"}  # others: yellow
 
 
-def result_table(point: RunResult) -> RenderableType:
+def result_table(point: RunResult, width: int) -> Text:
     """Returns the table under a run: its speed, against what, how sure that is, and where to look."""
-    rows = [row for row in _rows(point) if row[1]]
-    status = clean(point.result.ending.status) or "UNKNOWN"
-    left = max(len(label) for label in (status, *(label for label, _ in rows))) + 2
+    from rich.text import Text
 
-    def lines(width: int) -> Iterator[Text]:
-        for place, (label, text) in enumerate([(status, _headline(point.result)), *rows]):
-            for number, line in enumerate(text.splitlines()):
-                labelled = f"{'' if number else label:<{left}}{line}"
-                first, *others = words.texts(labelled, width, "" if place else "bold", left)
-                if not number:
-                    first.stylize("dim" if place else STATUS_COLOURS.get(label, "yellow"), 0, len(label))
-                yield from (first, *others)
-
-    return words.Fitted(lines)
+    rows, lines = [row for row in _rows(point) if row[1]], []
+    left = max(len(label) for label, _ in rows) + 2
+    for place, (label, text) in enumerate(rows):
+        for number, line in enumerate(text.splitlines()):
+            labelled = f"{'' if number else label:<{left}}{line}"
+            lines.append(Text("\n".join(words.fitted(labelled, width, left)), "" if place else "bold"))
+            if not number:
+                lines[-1].stylize("dim" if place else STATUS_COLOURS.get(label, "yellow"), 0, len(label))
+    return Text("\n").join(lines)
 
 
 def _rows(point: RunResult) -> list[tuple[str, str]]:
-    """(label, text) for each line of the table under the first; what is not known has no text."""
+    """(label, text) for each line of the table; what is not known has no text."""
     result, speed, training = point.result, point.result.speed, point.result.training
+    chosen = result.choices
+    model, data, strategy, hardware = map(clean, (chosen.model, chosen.data, chosen.called, chosen.hardware))
+    workers, processes = plural(result.layout.workers, "worker"), plural(result.layout.processes, "process")
+    parts = (" on ", model, data), (" on ", strategy, hardware), (" in ", workers, processes)
+    headline = listed(*(between.join(filter(None, pair)) for between, *pair in parts)) + marks(result.layout)
     folder, finished = clean(point.folder) if point.folder.name else "", result.finished
     logs = f"{folder}: events.jsonl, and a .log of each process" if folder else ""
     epochs = plural(training.epochs, "epoch")
     if training.stopped_by is not None:
         epochs = f"{training.epochs} of {plural(training.planned_epochs, 'epoch')}"
-    percentiles = (("p50", speed.step_ms_p50), ("p95", speed.step_ms_p95), ("p99", speed.step_ms_p99))
     phases = (("start", training.seconds_startup), ("train", training.seconds_training))
     saved = ("model", training.saved), ("sample", training.sample)
     return [
+        (clean(result.ending.status) or "UNKNOWN", headline.strip() or "a run"),
         ("error", "" if finished else "\n".join(words.lines_of(result.ending.error)) or "no reason was given"),
         ("look at", "" if finished else clean(result.ending.log) or logs),
         ("verdict", single_line(result)),
         *_speed_rows(result),
-        ("batch", batch_text(result.layout)),
-        ("step time", listed(*(f"{name} {rate(value)} ms" for name, value in percentiles if value is not None))),
-        ("input wait", _input_wait(result)),
-        *words.under("profile", profile_lines(result.profile)),
-        *words.under("lost", explained_lines(result.explained, speed.efficiency)),
+        ("profile", "\n".join(profile_lines(result.profile))),
+        ("lost", "\n".join(explained_lines(result.explained, speed.efficiency))),
         *_asynchronous_rows(result),
         ("training", listed(epochs, named("loss", training.loss), words.pairs(training.metrics))),
         ("validation", listed(named("loss", training.val_loss), words.pairs(training.val_metrics))),
@@ -105,20 +99,11 @@ def explained_lines(explained: Explanation | None, efficiency: float | None = No
     """Returns the advice, the shares of a step that are lost, the largest first, and the straggler.
 
     Beside them stand what a negative part means, and how they fit the `efficiency` of training's first steps.
-
-    >>> parts = [LostShare("contention", -0.05, -0.1, -0.01), LostShare("communication", 0.5, 0.48, 0.52)]
-    >>> for line in explained_lines(Explanation(0.45, 0.4, 0.5, parts, None, "worker 1", "Try less."), 0.6):
-    ...     print(line)
-    Try less.
-    Lost to scaling, as shares of a step's time: 45% (40% to 50%) = communication 50% (48% to 52%), contention -5.0% \
-(-10% to -1.0%)
-    A negative part takes less of a step here than on one device, and so makes up for others.
-    That leaves an efficiency of 55%, as timed once more after training; its first steps had 60%.
-    worker 1 is behind the others.
     """
     if explained is None:
         return []
-    parts = [f"{clean(part.name)} {_share(part.share, part.low, part.high)}" for part in _largest_first(explained)]
+    largest_first = sorted(explained.parts, key=lambda part: -part.share)
+    parts = [f"{clean(part.name)} {_share(part.share, part.low, part.high)}" for part in largest_first]
     lost = _share(explained.lost, explained.lost_low, explained.lost_high)
     lines = [clean(explained.advice), f"Lost to scaling, as shares of a step's time: {lost} = {listed(*parts)}"]
     if any(part.share <= -LEAST_SAID for part in explained.parts):
@@ -136,7 +121,7 @@ def explained_line(explained: Explanation | None) -> str:
     """Returns the largest shares of a step that are lost, in a line; empty where nothing was explained."""
     if explained is None:
         return ""
-    shown = [part for part in _largest_first(explained) if abs(part.share) >= LEAST_SHARE]
+    shown = sorted((part for part in explained.parts if abs(part.share) >= LEAST_SHARE), key=lambda part: -part.share)
     parts = listed(*(f"{clean(part.name)} {percent(part.share)}" for part in shown))
     return f"lost {percent(explained.lost)}{' = ' * bool(parts)}{parts}"
 
@@ -145,25 +130,13 @@ def _share(share: float, low: float, high: float) -> str:
     return f"{percent(share)}{words.brackets(span(low, high, percent, ' to '))}"
 
 
-def _largest_first(explained: Explanation) -> list[LostShare]:
-    return sorted(explained.parts, key=lambda part: part.share, reverse=True)
-
-
-def _headline(result: Result) -> str:
-    chosen = result.choices
-    model, data, strategy, hardware = map(clean, (chosen.model, chosen.data, chosen.called, chosen.hardware))
-    workers, processes = plural(result.layout.workers, "worker"), plural(result.layout.processes, "process")
-    parts = (" on ", model, data), (" on ", strategy, hardware), (" in ", workers, processes)
-    text = listed(*(between.join(filter(None, pair)) for between, *pair in parts))
-    return f"{text}{marks(result.layout)}".strip() or "a run"
-
-
 def _speed_rows(result: Result) -> list[tuple[str, str]]:
     def interval(within: str) -> str:
         share = speed.interval_confidence
         return within if not within or share is None else f"{percent(share)} interval {within}"
 
     speed, layout = result.speed, result.layout
+    percentiles = (("p50", speed.step_ms_p50), ("p95", speed.step_ms_p95), ("p99", speed.step_ms_p99))
     throughput, speedup = "not measured" * result.finished, "- (no baseline to compare with)" * result.finished
     efficiency = baseline = ""
     if speed.examples_per_second is not None:
@@ -183,16 +156,18 @@ def _speed_rows(result: Result) -> list[tuple[str, str]]:
         efficiency = listed(of_devices, interval(span(low, high, percent, " to ")))
     if (one := speed.baseline_examples_per_second) is not None:
         baseline = listed(f"{rate(one)} examples/s on one device, no strategy", clean(speed.baseline_source))
-    rows = {"throughput": throughput, "speedup": speedup, "efficiency": efficiency, "baseline": baseline}
-    return [*rows.items()]
-
-
-def _input_wait(result: Result) -> str:
-    if (share := result.input.wait) is None:
-        return ""
+    wait = "" if (share := result.input.wait) is None else f"{percent(share)} of the step time"
     shares = [(value, clean(name)) for name, value in result.input.wait_by_worker.items()]
     longest = f"most of all {max(shares)[1]}" if len(shares) > 1 else ""
-    return listed(f"{percent(share)} of the step time", longest, "input-bound" * bool(result.input.bound))
+    return [
+        ("throughput", throughput),
+        ("speedup", speedup),
+        ("efficiency", efficiency),
+        ("baseline", baseline),
+        ("batch", batch_text(layout)),
+        ("step time", listed(*(f"{name} {rate(value)} ms" for name, value in percentiles if value is not None))),
+        ("input wait", wait and listed(wait, longest, "input-bound" * bool(result.input.bound))),
+    ]
 
 
 def _asynchronous_rows(result: Result) -> list[tuple[str, str]]:
@@ -210,15 +185,15 @@ def _asynchronous_rows(result: Result) -> list[tuple[str, str]]:
 
 
 def _survived(result: Result) -> str:
-    survival, goodput = result.survival, result.survival.goodput
-    if not any((survival.resumed, survival.restarts, survival.rollbacks, survival.steps_repeated)):
-        return ""
-    at_end = survival.workers_at_end
-    return listed(
+    survival, goodput, at_end = result.survival, result.survival.goodput, result.survival.workers_at_end
+    happened = listed(
         f"resumed {plural(survival.resumed, 'time')}" if survival.resumed else "",
         plural(survival.restarts or None, "restart"),
         plural(survival.rollbacks or None, "rollback"),
         f"{plural(survival.steps_repeated, 'step')} made twice" if survival.steps_repeated else "",
+    )
+    return happened and listed(
+        happened,
         f"{plural(at_end, 'worker')} at the end" if at_end != result.layout.workers else "",
         "" if goodput is None else f"{percent(goodput)} of the time in steps that count",
     )
@@ -251,7 +226,7 @@ def predicted_lines(result: Result, foreseen: Foreseen) -> list[str]:
     equal = prediction.equal
     source = f"as {equal} of them tell" if equal else "as on other machines, since none was run again here"
     parts = listed(*(f"{clean(name)} {percent(value)}" for name, value in prediction.parts.items()))
-    rows = [
+    return words.labelled([
         ("predicted", throughput),
         ("interval", f"{wide}; equal runs lie {percent(prediction.spread)} apart (a standard deviation, {source})"),
         ("a step", f"{rate(1000 * prediction.step_seconds)} ms: {parts}"),
@@ -260,8 +235,7 @@ def predicted_lines(result: Result, foreseen: Foreseen) -> list[str]:
         ("fitted on", _fitted_on(foreseen)),
         ("earlier", score_text(foreseen.score)),
         *(("note", clean(note)) for note in prediction.notes),
-    ]
-    return words.labelled(row for row in rows if row[1])
+    ])  # fmt: skip
 
 
 def _fitted_on(foreseen: Foreseen) -> str:

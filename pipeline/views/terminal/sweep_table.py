@@ -14,10 +14,20 @@ from pipeline.views.terminal import words
 from pipeline.views.terminal.plan_text import planned_rows
 from pipeline.views.terminal.result import STATUS_COLOURS, explained_line, profile_lines
 from pipeline.views.terminal.verdict_text import mark_texts
-from pipeline.views.terminal.words import MISSING, brackets, cells, clean, columns, listed, percent, plural, points_text
+from pipeline.views.terminal.words import (
+    MISSING,
+    brackets,
+    cells,
+    clean,
+    columns,
+    fitted,
+    listed,
+    percent,
+    plural,
+    points_text,
+)
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.text import Text
 
 HEADER = ("", "strategy", "workers", "examples/s", "speedup", "eff.", "val", "status")
@@ -27,26 +37,35 @@ BEST = {"time": "fastest", "cost": "cheapest for an example", "energy": "least e
 STRATEGY_WIDTHS, ROW_WIDTH = (16, 15), 80
 # What a speedup is over, where points are of several engines.
 OWN_BASELINE = "each speedup is over one device under the same engine"
-# A row that begins with a point's number.
-NUMBERED = re.compile(r" *\d+  ")
+NUMBERED = re.compile(r" *\d+  ")  # a row that begins with a point's number
+STATUS = r"(?m)(?<= )[A-Z]+$"  # a point's status, at the end of a row
 
 
-def sweep_table(points: Sequence[RunResult]) -> RenderableType:
+def sweep_table(points: Sequence[RunResult], width: int) -> Text:
     """The points under each other, and under them what a reader has to know to compare them."""
-    results = [point.result for point in points]
+    from rich.text import Text
+
+    def broken(*lines: str) -> str:
+        return "\n".join(part for line in lines for part in fitted(line, width, len(line) - len(line.lstrip())))
+
+    statuses = {point.result.ending.status for point in points}
     if not points:
-        return words.Fitted(lambda width: words.texts("No points.", width))
-    if any(result.ending.status == "PLANNED" for result in results):
-        header, *rows = planned_rows(points)
-        rows += ["", *reasons(points)]
-    elif any(result.ending.status == "PREDICTED" for result in results):
-        table = (cells(PREDICTED, result, {"": str(place)}) for place, result in enumerate(results))
+        return Text("No points.")
+    if "PLANNED" in statuses:
+        (header, *rows), notes = planned_rows(points), reasons(points)
+    elif "PREDICTED" in statuses:
+        table = (cells(PREDICTED, point.result, {"": str(place)}) for place, point in enumerate(points))
         header, *rows = columns([PREDICTED, *table], (0, *range(2, 9)))
-        rows += ["", *_outlook(points), *reasons(points)]
+        notes = [*_outlook(points), *reasons(points)]
     else:
-        return words.Fitted(lambda width: _result_texts(points, width))
-    styled = [(header, "bold"), *((row, "") for row in rows)]
-    return words.Fitted(lambda width: (text for line, style in styled for text in words.texts(line, width, style)))
+        header, *rows = sweep_rows(points)
+        # Where the console is too narrow for its numbers, a point has a few lines without columns.
+        if stacked := max(map(len, (header, *filter(NUMBERED.match, rows)))) > width:
+            header, rows = "", _stacked_rows(points)
+        notes = _notes(points, stacked)
+    numbers = Text(broken(*rows))
+    numbers.highlight_regex(STATUS, lambda status: STATUS_COLOURS.get(status, "yellow"))
+    return Text.assemble((broken(header) + "\n" * bool(header), "bold"), numbers, "\n", broken("", *notes))
 
 
 def _outlook(points: Sequence[RunResult]) -> list[str]:
@@ -55,10 +74,8 @@ def _outlook(points: Sequence[RunResult]) -> list[str]:
     share = next((point.foreseen.knee_share for point in points if point.foreseen), 0.5)
     for name, place in measure.best(results).items():
         layout, strategy = results[place].layout, clean(results[place].choices.called)
-        lines.append(
-            f"{BEST[name].capitalize()}: point {place}, "
-            f"{listed(strategy, plural(layout.workers, 'worker'))}{words.marks(layout)}."
-        )
+        which = f"point {place}, {listed(strategy, plural(layout.workers, 'worker'))}{words.marks(layout)}"
+        lines.append(f"{BEST[name].capitalize()}: {which}.")
     if (knee := measure.knee_of(results, share)) is not None and knee.found is not None:
         few, _, brought = knee.found
         lines.append(
@@ -68,22 +85,6 @@ def _outlook(points: Sequence[RunResult]) -> list[str]:
     elif knee is not None:
         lines.append(f"Knee: none among these points, at predict.knee_share={share:g}.")
     return lines
-
-
-def _result_texts(points: Sequence[RunResult], width: int) -> Iterator[Text]:
-    """The points in rows, or, where the console is too narrow for these, in a few lines each; then what to know."""
-    header, *rows = sweep_rows(points)
-    stacked = max(map(len, (header, *filter(NUMBERED.match, rows)))) > width
-    if not stacked:
-        yield from words.texts(header, width, style="bold")
-    for row in _stacked_rows(points) if stacked else rows:
-        for text in words.texts(row, width):
-            status = text.plain.rpartition(" ")[2]
-            if status.isupper():
-                text.stylize(STATUS_COLOURS.get(status, "yellow"), len(text) - len(status))
-            yield text
-    for line in ["", *_notes(points, stacked)]:
-        yield from words.texts(line, width)
 
 
 def sweep_rows(points: Sequence[RunResult]) -> list[str]:
@@ -108,7 +109,6 @@ def sweep_rows(points: Sequence[RunResult]) -> list[str]:
 
 
 def _stacked_rows(points: Sequence[RunResult]) -> list[str]:
-    """The same for a narrow console, without columns."""
     rows, metric, letters = [], _metric(points), max(len(str(point.number)) for point in points)
     for point, remarks in zip(points, _remarks(points), strict=True):
         result, speed, value = point.result, point.result.speed, _validation(point.result, metric)
@@ -137,17 +137,6 @@ def _remarks(points: Sequence[RunResult]) -> Iterator[tuple[str, ...]]:
 
 def _notes(points: Sequence[RunResult], stacked: bool) -> list[str]:
     shared, engines = shared_and_own(points)[0], engines_text(points)
-    return [
-        *([f"All with {' '.join(shared)}."] if shared else []),
-        *_legend(points, stacked),
-        *reasons(points),
-        *noted(points, (WAITED, TOOK)),
-        *([f"Of different engines ({engines}): {OWN_BASELINE}."] if engines else []),
-        *(f"Not comparable, since {text}." for text in difference_texts(points)),
-    ]
-
-
-def _legend(points: Sequence[RunResult], stacked: bool) -> list[str]:
     measured, metric = [point.result for point in _measured(points).values()], _metric(points)
     shares = sorted({share for result in measured if (share := result.speed.interval_confidence)})
     where = "In brackets" if stacked else "Under throughput and speedup"
@@ -165,8 +154,15 @@ def _legend(points: Sequence[RunResult], stacked: bool) -> list[str]:
     }
     doubts = {doubt for one in measured for doubt in (*comparable.doubts(one.layout), *comparable.disturbed(one))}
     remarks = (comparable.DOUBTS | comparable.DISTURBED).items()
-    legend = [line for line, is_needed in lines.items() if is_needed]
-    return [*legend, *(f"{doubt}: {why}" for doubt, why in remarks if doubt in doubts)]
+    return [
+        *[f"All with {' '.join(shared)}."] * bool(shared),
+        *(line for line, is_needed in lines.items() if is_needed),
+        *(f"{doubt}: {why}" for doubt, why in remarks if doubt in doubts),
+        *reasons(points),
+        *noted(points, (WAITED, TOOK)),
+        *[f"Of different engines ({engines}): {OWN_BASELINE}."] * bool(engines),
+        *(f"Not comparable, since {text}." for text in difference_texts(points)),
+    ]
 
 
 def shared_and_own(points: Sequence[RunResult]) -> tuple[list[str], list[list[str]]]:
@@ -183,21 +179,17 @@ def reasons(points: Sequence[RunResult]) -> list[str]:
     for point in points:
         status = clean(point.result.ending.status) or "UNKNOWN"
         if status not in ("FINISHED", "PLANNED", "PREDICTED"):
-            texts = words.lines_of(point.result.ending.error) or list(map(clean, point.result.notes))
-            whys.append((f"{status.lower()}: {' '.join(texts) or 'no reason was given'}", point.number))
+            why = clean(point.result.ending.error) or " ".join(map(clean, point.result.notes))
+            whys.append((f"{status.lower()}: {why or 'no reason was given'}", point.number))
     return [f"{named} {why}" for named, why in words.by_points(whys)]
 
 
 def noted(points: Sequence[RunResult], but: tuple[str, ...] = ()) -> list[str]:
     """Returns the notes of finished points, but for their plans' and those that begin with any of `but`."""
-    notes = (
-        (clean(note), point.number)
-        for point in points
-        if point.result.finished
-        for note in point.result.notes
-        if note not in (point.plan.notes if point.plan else ()) and not clean(note).startswith(but)
-    )
-    return [f"{points}: {note}" for points, note in words.by_points(notes)]
+    finished = [(point, point.plan.notes if point.plan else ()) for point in points if point.result.finished]
+    notes = ((clean(note), point) for point, planned in finished for note in point.result.notes if note not in planned)
+    told = ((note, point.number) for note, point in notes if not note.startswith(but))
+    return [f"{points}: {note}" for points, note in words.by_points(told)]
 
 
 def engines_text(points: Sequence[RunResult]) -> str:
@@ -214,8 +206,7 @@ def difference_texts(points: Sequence[RunResult]) -> list[str]:
 
 
 def _having(values: Mapping[str, Sequence[int]], numbers: Sequence[int]) -> str:
-    texts = (f"{clean(value)}: {points_text([numbers[at] for at in where])}" for value, where in values.items())
-    return "; ".join(texts)
+    return "; ".join(f"{clean(value)}: {points_text([numbers[at] for at in where])}" for value, where in values.items())
 
 
 def _measured(points: Sequence[RunResult]) -> dict[int, RunResult]:

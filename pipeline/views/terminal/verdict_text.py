@@ -29,10 +29,8 @@ INSTEAD = {
 # How sure an answer is, by its odds; with less there is none.
 SURE = ((0.99, "almost certainly"), (0.95, "very likely"), (0.0, "probably"))
 HEADER = ("", "run", "strategy", "workers", "examples/s", "speedup", "status")
-# Of a value that is long, such as a list of arguments.
-MOST_CHARACTERS = 40
-# What a sentence names; the table has the rest.
-MOST_NAMED = 5
+# Of a long value, such as a list of arguments; and of what a sentence names, while the table has the rest.
+MOST_CHARACTERS, MOST_NAMED = 40, 5
 
 Row = tuple[str, tuple[object, ...]]
 
@@ -86,10 +84,8 @@ def compared_lines(
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Returns a sweep's verdict: first which to use and how much faster than one device it is, last what it omits."""
-    outside = [
-        f"Whether {clean(engine)} pays cannot be told: none of its points was judged."
-        for engine in (verdict.engines.unjudged if verdict.engines else ())
-    ]
+    unjudged = map(clean, verdict.engines.unjudged if verdict.engines else ())
+    outside = [f"Whether {engine} pays cannot be told: none of its points was judged." for engine in unjudged]
     if texts := [f"{_points(places)} ({enumerated(mark_texts(why))})" for why, places in verdict.left_out.items()]:
         outside.append(f"Left out of the verdict: {'; '.join(texts)}.")
     if verdict.without:
@@ -102,13 +98,9 @@ def verdict_lines(verdict: Verdict) -> list[str]:
         return ["No verdict: no measured point has the speed of its hardware.", *instead, *outside]
     by_reason = comparable.grouped((why, place) for place, why in verdict.disturbed)
     disturbed = [f"{_points(by_reason[why])} ({why})" for why in comparable.DISTURBED if why in by_reason]
-    lines = [
-        _answer(verdict.best, verdict),
-        *_others(verdict),
-        *[f"Disturbed: {'; '.join(disturbed)}."] * bool(disturbed),
-        *_engines(verdict),
-        *_workers(verdict.best, verdict),
-    ]
+    busy = [f"Disturbed: {'; '.join(disturbed)}."] * bool(disturbed)
+    others = [*_others(verdict), *busy, *_engines(verdict), *_workers(verdict.best, verdict)]
+    lines = [_answer(verdict.best, verdict), *others]
     unknown = any(each.answer == "not known" for each in verdict.against)
     if not verdict.against:
         lines.append("To compare it, type more values, such as workers=1,2.")
@@ -154,8 +146,7 @@ def single_line(result: Result) -> str:
 
 
 def _answer(best: Contestant, verdict: Verdict) -> str:
-    marked = brackets(", ".join(comparable.doubts(best.result.layout)))
-    busy = f"{marked}{'; the machine was busy meanwhile' * bool(verdict.disturbed)}"
+    busy = words.marks(best.result.layout) + "; the machine was busy meanwhile" * bool(verdict.disturbed)
     name, over_one, several = contestant_name(best), verdict.over_one, best.devices > 1
     ratio, low, high = best.speedup or ((over_one.ratio, over_one.low, over_one.high) if over_one else best.interval)
     times_one = f"{bare_times(ratio)} times{brackets(span(low, high, bare_times, ' to '))}"
@@ -198,11 +189,9 @@ def _named(compared: Sequence[Comparison]) -> str:
 
 def _engines(verdict: Verdict) -> list[str]:
     engines = verdict.engines
-    if engines is None:
-        return []
-    if engines.first[1:]:
+    if engines is not None and engines.first[1:]:
         return [f"Which engine pays is not known: {enumerated([*map(clean, engines.first)])} cannot be told apart."]
-    if engines.rival is None or engines.rival.other is None:
+    if engines is None or engines.rival is None or engines.rival.other is None:
         return []
     rival = clean(comparable.engine_of(engines.rival.other.result))
     ratio = f"{bare_times(engines.rival.ratio)} times as fast as {rival}"
@@ -243,11 +232,6 @@ def _row(place: str, run: LoggedRun, marks: Marks) -> list[str]:
 
 
 def _value(value: object) -> str:
-    """A value in a cell.
-
-    >>> [_value(value) for value in (None, 0.94312, True, "x" * 50)]
-    ['-', '0.9431', 'true', 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..']
-    """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

@@ -6,13 +6,11 @@ What is missing or odd becomes "" or None, never an error.
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
@@ -21,21 +19,17 @@ from pipeline.record.log import AsFarAsItFits
 from pipeline.record.results import Layout, Result, Speed
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.text import Text
+    from rich.console import Console
 
 Value = TypeVar("Value")
-# Stands for what is not known.
-MISSING = "-"
+MISSING = "-"  # stands for what is not known
 # A number stays beside its unit.
 WORD = re.compile(r"\s*\S*\d (?:s|ms|min|h|B|KiB|MiB|GiB|examples/s)\b[^\s\w]*(?=\s|$)|\s*\S+")
 CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # ECMA-48, 5.4
-# Wider than any line, so that a path on a pipe stays in one piece.
-NO_WIDTH = 10_000
+NO_WIDTH = 10_000  # wider than any line, so that a path on a pipe stays in one piece
 # What a line is about, before what it says, as `plan       cnn on mnist5k`.
 LABEL = re.compile(r"\w[\w ]{0,9}?\s{2,}(?=\S)")
-# How a line begins that is to be typed.
-COMMAND = "python -m pipeline "
+COMMAND = "python -m pipeline "  # how a line begins that is to be typed
 
 
 def amount(count: float) -> str:
@@ -44,11 +38,9 @@ def amount(count: float) -> str:
     >>> [amount(count) for count in (0, 812, 4_799_528, 1_234_567_890, 96 * 2**30)]
     ['0 B', '812 B', '4.6 MiB', '1.1 GiB', '96 GiB']
     """
-    for power, unit in enumerate(("B", "KiB", "MiB", "GiB")):
-        scaled = count / 1024**power
-        if scaled < 999.5 or unit == "GiB":
-            break
-    return f"{scaled:,.{1 if scaled < 9.95 and power else 0}f} {unit}"
+    power = sum(count / 1024**smaller >= 999.5 for smaller in range(3))
+    scaled = count / 1024**power
+    return f"{scaled:,.{1 if scaled < 9.95 and power else 0}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
 def rate(value: float) -> str:
@@ -65,14 +57,14 @@ def rate(value: float) -> str:
     return f"{value:.2g}"
 
 
-def times(value: float) -> str:
-    """A speedup."""
-    return f"{bare_times(value)}x"
-
-
 def bare_times(value: float) -> str:
     """A speedup as an end of an interval, whose unit is plain."""
     return f"{value:.{(value < 9.995) + (value < 99.95)}f}"
+
+
+def times(value: float) -> str:
+    """A speedup."""
+    return f"{bare_times(value)}x"
 
 
 def percent(value: float) -> str:
@@ -81,11 +73,7 @@ def percent(value: float) -> str:
 
 
 def figure(value: float) -> str:
-    """A loss or a metric.
-
-    >>> [figure(value) for value in (0.94312, 2.5, 0.0000123456, float("nan"))]
-    ['0.9431', '2.5', '1.235e-05', 'nan']
-    """
+    """A loss or a metric."""
     return f"{value:.4g}"
 
 
@@ -103,11 +91,6 @@ def duration(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60:,} h {minutes % 60:02} min"
     return f"{minutes} min {left:02} s" if minutes else f"{left} s"
-
-
-def time_of_day(seconds: float) -> str:
-    """Returns a time by the clock of this place."""
-    return datetime.fromtimestamp(seconds).strftime("%H:%M:%S")
 
 
 def plural(count: int | None, noun: str) -> str:
@@ -138,10 +121,9 @@ def ranges(numbers: Sequence[int]) -> str:
     >>> ranges((0, 1, 2, 5, 7, 8))
     '0-2,5,7-8'
     """
-    places = enumerate(sorted(set(numbers)))
     # The numbers of a run are as far from their places.
-    runs = ([number for _, number in run] for _, run in itertools.groupby(places, lambda pair: pair[1] - pair[0]))
-    return ",".join(f"{run[0]}-{run[-1]}" if run[1:] else str(run[0]) for run in runs)
+    runs = grouped((number - place, number) for place, number in enumerate(sorted(set(numbers))))
+    return ",".join(f"{run[0]}-{run[-1]}" if run[1:] else str(run[0]) for run in runs.values())
 
 
 def points_text(places: Sequence[int]) -> str:
@@ -216,9 +198,7 @@ def marks(layout: Layout) -> str:
 
 
 def fitted(text: str, width: int, indent: int = 0) -> list[str]:
-    """The text in lines of at most `width`, broken between words; all but the first are indented.
-
-    A word that fits into no line is broken at its slashes: a path can be there.
+    """The text in lines of at most `width`, broken between words, or a longer word at its slashes; others are indented.
 
     >>> fitted("plan       cnn on mnist5k, mirrored", 24, 8), fitted("see outputs/runs/2026_mirrored", 16)
     (['plan       cnn on', '        mnist5k,', '        mirrored'], ['see outputs/', 'runs/', '2026_mirrored'])
@@ -236,22 +216,16 @@ def fitted(text: str, width: int, indent: int = 0) -> list[str]:
 
 
 def labelled(rows: Iterable[tuple[str, str]]) -> list[str]:
-    """Returns (label, text) as lines whose texts stand under each other."""
-    return [f"{label:<11}{text}" for label, text in rows]
-
-
-def under(label: str, lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns (label, line) for the first line, and the others without a label."""
-    return [("" if place else label, line) for place, line in enumerate(lines)]
+    """Returns (label, text) as lines whose texts stand under each other; nothing of an empty text."""
+    lines = ((label, number, line) for label, text in rows for number, line in enumerate(text.splitlines()))
+    return [f"{'' if number else label:<11}{line}" for label, number, line in lines]
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
     """The rows as lines, columns as wide as their widest cell and two spaces apart; `right` align right."""
-    aligned = []
-    for place, column in enumerate(zip(*rows, strict=True)):
-        width = max(map(len, column))
-        aligned.append([cell.rjust(width) if place in right else cell.ljust(width) for cell in column])
-    return ["  ".join(row).rstrip() for row in zip(*aligned, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    line = "  ".join(f"{{:{'<>'[place in right]}{width}}}" for place, width in enumerate(widths))
+    return [line.format(*row).rstrip() for row in rows]
 
 
 def listed(*parts: str) -> str:
@@ -337,26 +311,6 @@ def _broken(text: str, width: int) -> str:
     label = LABEL.match(text)
     indent = len(label[0]) if label else len(text) - len(text.lstrip()) + 4 * (len(text) > width)
     return text if text.startswith(COMMAND) else "\n".join(fitted(text, width, indent))
-
-
-def texts(line: str, width: int, style: str = "", indent: int | None = None) -> Iterator[Text]:
-    """Yields a line in parts of at most `width`, broken between words and indented as it, or by so much."""
-    from rich.text import Text
-
-    indent = len(line) - len(line.lstrip()) if indent is None else indent
-    for part in fitted(line, width, indent):
-        yield Text(part, style=style, no_wrap=True, overflow="ignore")
-
-
-class Fitted:
-    """Something that Rich prints: the texts that fit into a console's width, which `make` returns."""
-
-    def __init__(self, make: Callable[[int], Iterable[Text]]) -> None:
-        self._make = make
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yields what Rich prints."""
-        yield from self._make(options.max_width)
 
 
 def say_error(message: str) -> None:
