@@ -156,5 +156,5 @@ def _advice(bound: str | None, gain: float, share: float, lost: float, straggler
     takes, more = f"{share:.0%} of a step's time", ", some of which other parts make up for"
     if bound == "input wait":
         takes, more = f"{gain:.0%} of a step's time", f" ({max(0.0, share):.0%} of it more than one device waits)"
-    takes += more * (abs(gain - share) >= LEAST_SAID)
+    takes += more * bool(abs(gain - share) >= LEAST_SAID)
     return f"{what} takes {takes}: without it at most {1 / (1 - gain):.2g} times as fast; try {instead}."
