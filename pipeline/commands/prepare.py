@@ -16,8 +16,8 @@ from pipeline.config import offered, targets
 from pipeline.config.composing import config_of
 from pipeline.config.schema import PrepareConfig
 from pipeline.data.errors import DataError
+from pipeline.data.folders import expect_data
 from pipeline.data.manifest import Manifest
-from pipeline.data.needed import expect_data
 from pipeline.errors import UserError, refuse
 from pipeline.launch import LaunchError, signals, this_machine
 from pipeline.plan.checks import check_numbers, check_path

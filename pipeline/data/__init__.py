@@ -7,13 +7,11 @@ Every call with the same arguments returns the same. Importing this package take
     (x_train, y_train), (x_validation, y_validation) = pipeline.data.mnist5k()
 """
 
-from pipeline.data.built_in import cifar10, clicks, digits, fashion_mnist, mnist, mnist5k, synthetic
+from pipeline.data.built_in import cifar10, clicks, digits, fashion_mnist, mnist, mnist5k, synthetic, text
 from pipeline.data.errors import DataError
 from pipeline.data.pictures import images
 from pipeline.data.tables import csv, numpy
-from pipeline.data.text import text
-from pipeline.data.tfds import tfds
-from pipeline.data.tfrecord import tfrecord
+from pipeline.data.tfrecord import tfds, tfrecord
 
 __all__ = [
     "DataError", "cifar10", "clicks", "csv", "digits", "fashion_mnist", "images", "mnist", "mnist5k", "numpy",

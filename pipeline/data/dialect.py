@@ -210,22 +210,18 @@ def _is_number(field: str) -> bool:
 
 def _is_named(path: str, records: Sequence[Record]) -> bool:
     """True if the first record is the names of columns: words above numbers, and no value of a column."""
-    first, rest = records[0], records[1:]
-    words = values = again = 0
+    first, words, again = records[0], 0, 0
+    digits = [name for name in first if _is_number(name)]
     for name, *fields in zip_longest(*records, fillvalue=""):
         column = [field for field in fields if field.strip() not in MISSING]
-        numbers = sum(map(_is_number, column))
-        if _is_number(name):
-            values += 1
-        elif name.strip() and column and numbers * 2 > len(column):
-            words += 1
-        elif name.strip() and name in column:
-            again += 1
-    if not values + again or not rest:
+        if column and name.strip() and not _is_number(name):
+            are_numbers = sum(map(_is_number, column)) * 2 > len(column)
+            words += are_numbers
+            again += not are_numbers and name in column
+    if (not digits and not again) or len(records) < 2:
         return True
     # Whole numbers, each of them once, may be names, as pandas writes of columns that have none.
-    digits = [name for name in first if _is_number(name)]
-    if not words and (again or len(set(digits)) < values or not all(name.isdecimal() for name in digits)):
+    if not words and (again or len(set(digits)) < len(digits) or not all(name.isdecimal() for name in digits)):
         return False
     received = f"{first_of(first, between=', ', last=' and')}, which may be names or a row"
     raise DataError(f"a first line of names in {path}", received,

@@ -21,8 +21,7 @@ from pipeline.data import folders
 from pipeline.data.arrays import split
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf, Make, share_of
-from pipeline.data.folders import PICTURES
-from pipeline.data.needed import augmentation, check_image
+from pipeline.data.folders import PICTURES, augmentation, check_image
 
 # Height and width in pixels; the files of images, absolute, and the number of each one's class.
 Size: TypeAlias = tuple[int, int]

@@ -16,7 +16,7 @@ from pipeline.data.arrays import EXACT, FEW_CLASSES, FEW_ROWS, Array, Part, spli
 from pipeline.data.dialect import Dialect
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf, look_at_rows, rows, share_of
-from pipeline.data.needed import table_files
+from pipeline.data.folders import table_files
 
 if TYPE_CHECKING:
     import pandas

@@ -193,7 +193,7 @@ def _expect_needed(config: Config, session: Session) -> None:
         if "path" in data and repr(data) not in session.examples:
             # Only for such data: it brings along NumPy, which a plan of others does without.
             from pipeline.data.errors import DataError
-            from pipeline.data.needed import expect_data
+            from pipeline.data.folders import expect_data
 
             try:
                 session.examples[repr(data)] = expect_data(data)
@@ -221,7 +221,7 @@ def _training_examples(config: Config, session: Session, plan: Plan) -> int | No
         return examples if type(examples) is int else None
     few = repr((build, least))
     if few not in session.examples:
-        from pipeline.data.needed import may_be_few
+        from pipeline.data.folders import may_be_few
 
         is_few = may_be_few(build, least)
         session.examples[few] = targets.call(build, "data.build")[0].count if is_few else None

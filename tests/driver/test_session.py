@@ -20,7 +20,6 @@ from under_way import UnderWay, until
 
 from pipeline.commands import running
 from pipeline.config.schema import Config, SweepConfig
-from pipeline.data import needed
 from pipeline.driver import RunResult, parallel
 from pipeline.driver.parallel import moved, numbers, own_session, part_for, whole
 from pipeline.driver.requests import Requests
@@ -163,8 +162,8 @@ def test_who_is_hurried_waits_no_longer_than_that_and_a_person_is_told_why_it_wa
 
 def test_runs_of_the_same_data_look_at_them_once_and_those_of_others_anew(monkeypatch):
     looked = list[str]()
-    monkeypatch.setattr(needed, "expect_data", lambda arguments: looked.append(arguments["path"]))
-    monkeypatch.setattr(needed, "may_be_few", lambda arguments, least: False)
+    monkeypatch.setattr("pipeline.data.folders.expect_data", lambda arguments: looked.append(arguments["path"]))
+    monkeypatch.setattr("pipeline.data.folders.may_be_few", lambda arguments, least: False)
     session = session_of()
     for path in ("here", "here", "there"):
         build = {"_target_": "pipeline.data.csv", "path": path}
