@@ -34,10 +34,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class Broken:
-    """Examples that cannot be trained on: so many from number `first` on, and why.
+    """Examples that cannot be trained on: so many from `first` on, records of `path` or, where that is None, rows.
 
-    They are records of the file at `path`, or rows where `path` is None; `name` says which to a person. `stop` is the
-    byte after the last of them in the file, None where nothing of the file can be read after them.
+    `stop` is the byte after the last of them in the file, None where nothing of the file can be read after them.
     """
 
     path: str | None
@@ -63,13 +62,12 @@ class Examples:
     `raw` is a nested structure of arrays with the examples along the first axis, or segments of TFRecord files, whose
     elements are scalar strings. `parse` makes a batch of raw elements a batch of examples `(x, y)` or `(x, y, weight)`;
     then `decode` makes each of these what is trained, and `augment`, which is given an example and a seed, int32 [2],
-    varies it anew in each epoch. The functions are TensorFlow's: they are traced once. `spec` is the structure of a
-    finished example, a `Leaf` or a `tf.TensorSpec` for each array, without a batch axis.
+    varies it anew in each epoch: TensorFlow's functions, traced once. `spec` is the structure of a finished example, a
+    `Leaf` or a `tf.TensorSpec` for each array, without a batch axis.
 
     `look` is given these examples, the number of a share of them, how many shares there are, and whether to look
-    through all of them or only at what is seen at once; it returns what is broken in the share. `flaws` are complaints
-    about the part as a whole, `notes` what a person should know of how it was read. `digest` names its content; None:
-    the arrays do.
+    through all of them or only at what is seen at once; it returns what is broken in the share. `flaws` are of the part
+    as a whole, `notes` say how it was read, `digest` names its content; None: the arrays do.
     """
 
     raw: Any

@@ -179,9 +179,8 @@ def _look(size: Size | None, examples: Examples, number: int, shares: int, thoro
 def decoded(data: Any, channels: int, size: Size | None, resize: bool = False) -> Any:
     """An encoded image, a scalar string tensor, as float32 [height, width, channels] in [0, 1].
 
-    PNG, JPEG, GIF and BMP are told apart by their bytes; of several images in a file it is the first. Without `resize`,
-    an image of another `size` is an error; with it, it gets that size. Without a size, each image keeps its own.
-    Transparency is left out, 16 bits become 8, and one channel is the luma of colours.
+    PNG, JPEG, GIF and BMP are told apart by their bytes; of several images in a file it is the first. Transparency is
+    left out, 16 bits become 8, and one channel is the luma of colours. For `size` and `resize` see `sized`.
     """
     import tensorflow as tf
 
@@ -196,7 +195,7 @@ def decoded(data: Any, channels: int, size: Size | None, resize: bool = False) -
 
 
 def sized(image: Any, size: Size | None, resize: bool = False) -> Any:
-    """An image, float32 [height, width, channels], of a size: brought to it with `resize`, an error without."""
+    """An image, float32 [height, width, channels], of a size, if any: brought to it with `resize`, an error without."""
     import tensorflow as tf
 
     if size is None:
@@ -239,10 +238,7 @@ def augmenter(options: Mapping[str, float] | bool | None) -> Make | None:
 
 
 def fault(data: bytes, size: Size | None = None) -> str | None:
-    """Says what is wrong with an encoded image: no image, cut off, or of another size than it should be; else None.
-
-    Flipped bits are found where the format has checksums (PNG); a JPEG tells only of those that leave it unreadable.
-    """
+    """Returns what is wrong with an encoded image: it is none, cut off, of another size, or a PNG with flipped bits."""
     from PIL import Image
 
     if not data:

@@ -1,8 +1,6 @@
 """The built-in models: one function per choice, from the data's shape to a Keras model.
 
-Those that tell images apart are not compiled. How a model is placed and trained is left to its caller.
-
-    model = pipeline.models.cnn(input_shape=(28, 28, 1), num_classes=10)
+Those that tell images apart are not compiled: `pipeline.models.cnn(input_shape=(28, 28, 1), num_classes=10)`.
 """
 
 from pipeline.models.images import cnn, mlp, resnet20

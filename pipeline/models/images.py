@@ -57,10 +57,7 @@ def cnn(
 def resnet20(
     *, input_shape: Sequence[int], num_classes: int, blocks_per_stage: int = 3, base_filters: int = 16
 ) -> keras.Model:
-    """An uncompiled net: float32 [batch, height, width, channel] to probabilities [batch, num_classes].
-
-    It has three stages of `blocks_per_stage` blocks (section 4.2 of the paper).
-    """
+    """As `cnn`, but three stages of `blocks_per_stage` residual blocks (He et al., 2015, section 4.2)."""
     _expect_images(input_shape, "resnet20")
     refuse((blocks_per_stage < 1, "at least one block per stage for model=resnet20", blocks_per_stage,
             "model.build.blocks_per_stage=3"))  # fmt: skip

@@ -48,7 +48,7 @@ class Prepared:
 def prepare(
     config: PrepareConfig, search: Sequence[str], start: Callable[[], AbstractContextManager[Workers]], shows: Shows
 ) -> Prepared:
-    """Fills the folder, or goes on with what an earlier command has left there. `start` starts workers.
+    """Fills the folder, or goes on with what an earlier command has left there.
 
     Raises `DataError` or `LaunchError` once it has begun, and another `UserError` for what is refused.
     """
@@ -252,10 +252,8 @@ def _no_examples(skipped: int) -> DataError:
 def shard_count(examples: int, total_bytes: int, shard_bytes: float, workers: int | None) -> int:
     """The number of shards of about `shard_bytes`; as many as workers, or a multiple, if there are enough examples.
 
-    >>> [shard_count(1_000, total_bytes=250, shard_bytes=100, workers=workers) for workers in (None, 2)]
-    [3, 4]
-    >>> [shard_count(examples, total_bytes=250, shard_bytes=1, workers=2) for examples in (5, 1)]
-    [4, 1]
+    >>> [shard_count(examples, 250, 100, workers) for examples, workers in ((1_000, None), (1_000, 2), (5, 4), (1, 2))]
+    [3, 4, 4, 1]
     """
     by_size = max(1, min(examples, int(-(-total_bytes // shard_bytes))))
     if not workers or examples < workers:
