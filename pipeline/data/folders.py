@@ -41,7 +41,6 @@ LAYOUT = "data.path=FOLDER with a folder of images for each class: FOLDER/CLASS/
 # How the names of files end that are tables; the file of a version that TensorFlow Datasets prepared.
 TABLES = (".csv", ".csv.gz", ".parquet")
 PREPARED = "features.json"
-CHANNELS = (1, 3)
 # What `augment=true` means, and the options that there are.
 USUAL = {"flip": True, "shift": 0.1, "brightness": 0.1, "contrast": 0.1}
 # Those that find data without a path, and those that take a pattern for one.
@@ -180,7 +179,7 @@ def check_image(data: str, channels: int, image_size: Sequence[int] | None) -> N
         and all(type(size) is int and size > 0 for size in image_size)
     )  # fmt: skip
     refuse(
-        (channels not in CHANNELS, f"channels of 1 or 3 for data={data}", channels, "data.build.channels=3"),
+        (channels not in (1, 3), f"channels of 1 or 3 for data={data}", channels, "data.build.channels=3"),
         (not pixels, f"image_size to be a height and a width in pixels for data={data}", image_size,
          "'data.build.image_size=[32,32]'"),
     )  # fmt: skip

@@ -36,8 +36,6 @@ UNREAD_BMP = "is a BMP with a palette of colours, packed, or not of 8, 24 or 32 
 CUT_OFF = "is cut off at its end"
 # Where a BMP says at which byte its pixels begin, and how many bits each has, and how they are packed (0 and 3: not).
 _BMP_START, _BMP_BITS, _BMP_PACKED = slice(10, 14), slice(28, 30), slice(30, 34)
-# From so many bits a pixel on a BMP has no palette.
-_WITHOUT_PALETTE = 24
 # How the names of images end that are of another format, or that nothing here looks for.
 UNREAD = (
     ".webp", ".jfif", ".jpe", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ppm", ".pgm", ".pnm", ".tga",
@@ -150,7 +148,8 @@ def _check_file(path: str) -> None:
     try:
         with open(path, "rb") as file:
             head = file.read(_BMP_BITS.stop)
-            few = head[:2] == b"BM" and int.from_bytes(head[_BMP_BITS], "little") < _WITHOUT_PALETTE
+            # From 24 bits a pixel on a BMP has no palette.
+            few = head[:2] == b"BM" and int.from_bytes(head[_BMP_BITS], "little") < 24
             reason = fault(head + file.read()) if few else None
     except OSError:
         # It is found broken like any other file.

@@ -97,7 +97,7 @@ def _here(processes: int, folder: Path) -> Iterator["distributed.Client"]:
     from distributed import Client, LocalCluster
 
     absolute = folder.absolute()
-    environment = {DRIVER_PID: str(os.getpid()), LOG: str(folders.log(str(absolute))), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {DRIVER_PID: str(os.getpid()), LOG: str(absolute / folders.PRINTED), "TF_CPP_MIN_LOG_LEVEL": "3"}
     cluster = client = None
     try:
         # Without a limit of memory: a worker's data are not Dask's, which could not free any of them.
@@ -113,7 +113,8 @@ def _here(processes: int, folder: Path) -> Iterator["distributed.Client"]:
         # A worker that is in the middle of a task would be waited for.
         for nanny in cluster.workers.values() if cluster is not None else ():
             nanny.auto_restart = False
-        _kill_started()
+        for child in multiprocessing.active_children():
+            child.kill()
         raise
     finally:
         for opened in (client, cluster):
@@ -121,14 +122,10 @@ def _here(processes: int, folder: Path) -> Iterator["distributed.Client"]:
                 with suppress(Exception):
                     opened.close(timeout=2)
         # Those that Dask was interrupted in starting or ending, on which it would wait once more at the very end.
-        _kill_started()
+        for child in multiprocessing.active_children():
+            child.kill()
         if cluster is not None:
             cluster.shutdown_on_close = False
-
-
-def _kill_started() -> None:
-    for child in multiprocessing.active_children():
-        child.kill()
 
 
 @contextmanager

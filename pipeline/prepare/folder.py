@@ -26,6 +26,8 @@ from pipeline.record.log import read_json, write_json, write_whole
 
 HIDDEN = ".prepare"
 PARTIAL = ".partial"
+# The file into which Dask workers of this machine print.
+PRINTED = f"{HIDDEN}/workers.log"
 
 
 @dataclass(frozen=True)
@@ -185,11 +187,6 @@ def partial(path: Path, facts: Path | None = None) -> Iterator[Writing]:
 def piece_path(folder: str, number: int) -> Path:
     """The file that has the parts of a piece by split, and says that it is there."""
     return Path(folder, HIDDEN, "pieces", f"{number:05d}.msgpack")
-
-
-def log(folder: str) -> Path:
-    """The file into which Dask workers of this machine print."""
-    return Path(folder, HIDDEN, "workers.log")
 
 
 def file_bytes(path: str | Path) -> int | None:

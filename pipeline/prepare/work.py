@@ -165,7 +165,7 @@ def _named_errors(job: ShardJob) -> Iterator[None]:
             reason = error.strerror or error
             raise DataError(f"to be able to write {error.filename}", reason, "out=ANOTHER, or making space") from None
         received = f"{type(error).__name__}: {first_line(error).rstrip('.') if str(error).strip() else 'no reason'}"
-        instead = f"calling it in a Python of your own, or see {folders.log(job.folder)}"
+        instead = f"calling it in a Python of your own, or see {Path(job.folder, folders.PRINTED)}"
         raise DataError(f"{job.build[targets.KEY]} to make data", received, instead) from None
 
 
