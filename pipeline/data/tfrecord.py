@@ -132,9 +132,11 @@ def broken(
     """
     try:
         size = files.size_of(path)
-        if nbytes in (None, size) and not thorough:
+        if size == nbytes and not thorough:
             return
         with files.opened(path) as file:
+            if nbytes is None and not thorough:
+                return
             # Without their data, which may be more than fits into memory.
             frames = [
                 dataclasses.replace(frame, data=None, broken=frame.broken or why(frame.data or b""))
