@@ -17,7 +17,7 @@ from pipeline.config.composing import config_of
 from pipeline.config.schema import PrepareConfig
 from pipeline.data.errors import DataError
 from pipeline.data.folders import expect_data
-from pipeline.data.manifest import Manifest
+from pipeline.data.records import Manifest
 from pipeline.errors import UserError, refuse
 from pipeline.launch import LaunchError, signals, this_machine
 from pipeline.plan.checks import check_numbers, check_path
@@ -180,7 +180,7 @@ def summary_lines(prepared: filling.Prepared, folder: str) -> list[str]:
 def _classes(manifest: Manifest, split: str) -> str:
     """Examples of each class, or the fewest and the most where there are many.
 
-    >>> from pipeline.data.manifest import Shard
+    >>> from pipeline.data.records import Shard
     >>> shard = Shard("a", 3, 9, "", {"0": 1, "1": 2})
     >>> _classes(Manifest((), {"train": (shard,)}, num_classes=2, class_names=("cat", "dog")), "train")
     '2 classes: cat 1, dog 2'

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeGuard, cast
 import numpy as np
 
 from pipeline.data.arrays import Nested, T
-from pipeline.data.manifest import flat
+from pipeline.data.records import flat
 
 # A function from tensors to a structure of tensors, which data go through while they are read.
 Make: TypeAlias = Callable[..., Any]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.data import arrays, dialect, manifest
+from pipeline.data import arrays, dialect, records
 from pipeline.data.errors import WHAT, DataError, expect_path, refuse
 from pipeline.errors import first_of
 
@@ -74,7 +74,7 @@ def expect_data(arguments: Mapping[str, Any]) -> int | None:
     if "://" in location:
         return None
     if reader == "tfrecord":
-        return manifest.load(location).examples(manifest.TRAIN)
+        return records.load_manifest(location).examples(records.TRAIN)
     _expect_files(reader, location)
     if reader == "images":
         arranged(location, arguments.get("classes"), arguments.get("validation_path"))

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data import files, manifest, pictures, records
+from pipeline.data import files, pictures, records
 from pipeline.data.arrays import Nested
 from pipeline.data.built_in import one_at_a_time
 from pipeline.data.errors import WHAT, DataError, expect_path, refuse
 from pipeline.data.examples import Broken, Examples, Leaf, Make, Segment, faults
 from pipeline.data.folders import PREPARED, check_image
-from pipeline.data.manifest import Feature, Manifest
+from pipeline.data.records import Feature, Manifest
 from pipeline.errors import first_line, first_of
 
 AUTO, HELD_OUT = "auto", ("validation", "test")
@@ -37,8 +37,8 @@ def tfrecord(
     `image_size`. `augment` varies the images `x` that train: see `pictures.augmenter`. Raises `DataError`.
     """
     path = expect_path("tfrecord", path)
-    contents = manifest.load(path, files.read)
-    if not contents.examples(manifest.TRAIN):
+    contents = records.load_manifest(path, files.read)
+    if not contents.examples(records.TRAIN):
         anew = f"`python -m pipeline prepare data=SOURCE out={path}` anew"
         raise DataError(f"training examples in {path}", "a manifest without any", anew)
     features = []
@@ -56,7 +56,7 @@ def tfrecord(
     x = next((feature for feature in features if feature.name == "x"), None)
     if vary and (x is None or x.dtype != "float32" or len(x.shape) != 3):
         raise DataError("images x of one size to augment", f"{path} without any", "data.build.augment=null")
-    parts = [_part(contents, path, split, image_size is not None) for split in (manifest.TRAIN, manifest.VALIDATION)]
+    parts = [_part(contents, path, split, image_size is not None) for split in (records.TRAIN, records.VALIDATION)]
     varied: Make | None = (lambda example, seed: (vary(example[0], seed), *example[1:])) if vary else None
     return dataclasses.replace(parts[0], augment=varied), parts[1] if parts[1].raw else None
 
@@ -70,14 +70,14 @@ def _part(contents: Manifest, folder: str, split: str, resize: bool) -> Examples
         return [flaw for of_file in sizes for flaw in broken(*of_file, thorough, partial(_why, contents, resize))]
 
     flaws: tuple[str, ...] = ()
-    if contents.num_classes is not None and split == manifest.TRAIN:
+    if contents.num_classes is not None and split == records.TRAIN:
         empty = [label for label, count in contents.classes(split).items() if not count]
         names = [contents.class_names[int(label)] if contents.class_names else label for label in empty]
         listed = first_of(names, between=", ", last=" and")
-        flaws = (f"no training examples of class {listed} in {folder}/{manifest.FILE}",) if names else ()
+        flaws = (f"no training examples of class {listed} in {folder}/{records.MANIFEST}",) if names else ()
     return Examples(
         raw=tuple(Segment(path, shard.examples) for path, shard in shards.items()),
-        spec=manifest.nested({feature.name: Leaf(feature.shape, feature.dtype) for feature in contents.features}),
+        spec=records.nested({feature.name: Leaf(feature.shape, feature.dtype) for feature in contents.features}),
         parse=partial(_parsed, contents.features),
         decode=_decoder(contents.features, resize),
         num_classes=contents.num_classes,
@@ -104,17 +104,17 @@ def _parsed(features: Sequence[Feature], batch: Any) -> Nested[Any]:
             tensors[one.name] = tf.reshape(decoded, [tf.shape(batch)[0], *one.shape])
         elif one.stored != "image":
             tensors[one.name] = tf.cast(tensors[one.name], one.dtype)
-    return manifest.nested({one.name: tensors[one.name] for one in features})
+    return records.nested({one.name: tensors[one.name] for one in features})
 
 
 def _decoder(features: Sequence[Feature], resize: bool) -> Make | None:
     images = [feature for feature in features if feature.stored == "image"]
 
     def decode(example: Nested[Any]) -> Nested[Any]:
-        leaves = manifest.flat(example)
+        leaves = records.flat(example)
         for one in images:
             leaves[one.name] = pictures.decoded(leaves[one.name], one.shape[2] or 3, _size(one), resize)
-        return manifest.nested(leaves)
+        return records.nested(leaves)
 
     return decode if images else None
 

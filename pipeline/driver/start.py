@@ -248,23 +248,23 @@ def planned_on(config: Config, cluster: Cluster, present: bool = True, begin: bo
     data, files = config.data, list[int]()
     if data.build.get(targets.KEY) == PREPARED and data.path and "://" not in data.path:
         # Only for such data: it brings along NumPy, which a plan of others does without.
-        from pipeline.data import manifest
+        from pipeline.data import records
         from pipeline.data.errors import DataError
 
         try:
-            contents = manifest.load(data.path)
+            contents = records.load_manifest(data.path)
         except DataError as error:
             raise UserError(str(error)) from error
         shapes = {feature.name: feature.shape for feature in contents.features}
         facts: dict[str, Any] = {
             "num_classes": contents.num_classes,
             "input_shape": None if None in shapes.get("x", (None,)) else [size or 0 for size in shapes["x"]],
-            "train_examples": contents.examples(manifest.TRAIN),
-            "validation_examples": contents.examples(manifest.VALIDATION),
+            "train_examples": contents.examples(records.TRAIN),
+            "validation_examples": contents.examples(records.VALIDATION),
         }
         missing = {name: value for name, value in facts.items() if getattr(data, name) is None}
         config = replace(config, data=replace(data, **missing))
-        files = [shard.examples for shard in contents.splits.get(manifest.TRAIN, ()) if shard.examples]
+        files = [shard.examples for shard in contents.splits.get(records.TRAIN, ()) if shard.examples]
     return planning.make(config, machine_of(config, cluster, begin), present, files)
 
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from pipeline.analyze import explain, measure
-from pipeline.data.manifest import SPLITS
+from pipeline.data.records import SPLITS
 from pipeline.driver.group import Group
 from pipeline.driver.session import Preemption, RunPreempted
 from pipeline.driver.watch import RunFailed

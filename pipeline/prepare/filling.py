@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from pipeline.config import targets
 from pipeline.config.schema import OnError, PrepareConfig
 from pipeline.data.errors import DataError
-from pipeline.data.manifest import TRAIN, Manifest
+from pipeline.data.records import TRAIN, Manifest
 from pipeline.errors import UserError, refuse
 from pipeline.prepare import folder as folders
 from pipeline.prepare import work

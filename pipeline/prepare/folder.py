@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data import manifest
-from pipeline.data.manifest import Feature, Manifest, Shard
+from pipeline.data import records
+from pipeline.data.records import Feature, Manifest, Shard
 from pipeline.errors import UserError
 from pipeline.record.log import read_json, write_json, write_whole
 
@@ -78,7 +78,7 @@ class Folder:
         self.path, self.hidden = path, path / HIDDEN
         try:
             foreign = path.exists() and not self.hidden.exists() and any(path.iterdir())
-            if foreign and not (path / manifest.FILE).is_file():
+            if foreign and not (path / records.MANIFEST).is_file():
                 expected = "out to be a folder that is empty, or that this command began"
                 raise UserError(expected, f"{path} with other files", f"out={path / 'prepared'}")
             self.hidden.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ class Folder:
     @cached_property
     def manifest(self) -> Manifest | None:
         """The manifest; None if the folder was not finished."""
-        return manifest.load(str(self.path)) if (self.path / manifest.FILE).is_file() else None
+        return records.load_manifest(str(self.path)) if (self.path / records.MANIFEST).is_file() else None
 
     def begin(self, state: FolderState) -> None:
         """Notes what is made here."""
@@ -126,7 +126,7 @@ class Folder:
 
     def finish(self, complete: Manifest) -> None:
         """Writes the manifest, which says that all is there, and removes what only the filling needed."""
-        write_whole(self.path / manifest.FILE, complete.to_json())
+        write_whole(self.path / records.MANIFEST, complete.to_json())
         _sync_folder(self.path)
         for name in ("shards", "pieces", "dask"):
             shutil.rmtree(self.hidden / name, ignore_errors=True)

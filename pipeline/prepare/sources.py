@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, BinaryIO, TypeGuard, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data import files, manifest, pictures, records
+from pipeline.data import files, pictures, records
 from pipeline.data.arrays import Nested, floats, is_one_array, refuse_masked
 from pipeline.data.errors import DataError
 from pipeline.data.examples import LOOKED_AT, MOST, Examples, Segment, are_labels, leaves
 from pipeline.data.examples import faults as faulty_rows
-from pipeline.data.manifest import Feature
+from pipeline.data.records import Feature
 from pipeline.errors import first_of
 from pipeline.prepare.folder import ShardPiece, file_bytes
 
@@ -257,10 +257,10 @@ def piece_of_file(part: Examples, segment: Segment) -> ShardPiece | None:
     """The records of a shard: where each is, its label, and which are broken; None where no manifest names the file."""
     folder, _, name = segment.path.rpartition("/")
     try:
-        files.size_of(f"{folder}/{manifest.FILE}")
+        files.size_of(f"{folder}/{records.MANIFEST}")
     except OSError:
         return None
-    contents = manifest.load(folder, files.read)
+    contents = records.load_manifest(folder, files.read)
     shard = next((one for split in contents.splits.values() for one in split if one.file == name), None)
     if shard is None:
         return None
@@ -333,7 +333,7 @@ def encoded(arrays: Mapping[str, np.ndarray], features: Sequence[Feature]) -> by
 
 def flat(part: Sequence[Nested[np.ndarray | float]], split: str) -> dict[str, np.ndarray]:
     """The arrays of `(x, y)` or `(x, y, weight)` by the names of their features. Raises `DataError`."""
-    leaves: dict[str, np.ndarray | float] = manifest.flat(tuple(_without_lists(values, split) for values in part))
+    leaves: dict[str, np.ndarray | float] = records.flat(tuple(_without_lists(values, split) for values in part))
     if not any(name == "x" or name.startswith("x/") for name in leaves):
         raise DataError(f"examples with an x for {split}", "none", "(x, y)")
     return {name: np.asarray(leaf) for name, leaf in leaves.items() if leaf is not None}

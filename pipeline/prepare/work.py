@@ -23,7 +23,7 @@ from pipeline.config import targets
 from pipeline.data.arrays import split as split_rows
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, share_of
-from pipeline.data.manifest import SPLITS, TRAIN, VALIDATION, Feature
+from pipeline.data.records import SPLITS, TRAIN, VALIDATION, Feature
 from pipeline.errors import UserError, first_line, first_of
 from pipeline.prepare import folder as folders
 from pipeline.prepare import sources

@@ -15,7 +15,7 @@ from shards import record
 
 from pipeline.data import DataError, records, tfds
 from pipeline.data.examples import Broken, Examples
-from pipeline.data.manifest import Feature, Manifest, Shard, load
+from pipeline.data.records import Feature, Manifest, Shard, load_manifest
 
 FEATURES = {
     "x": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),
@@ -61,12 +61,12 @@ def test_a_file_that_is_cut_off_ends_with_what_is_broken(left):
 def test_a_manifest_comes_back_as_it_was_and_others_are_refused_in_words():
     shard = Shard("train-00000-of-00001.tfrecord", 3, 171, "00ff", {"0": 1, "2": 2})
     made = Manifest((Feature("x/ids", (None, 3), "int32", "ints"),), {"train": (shard,)}, 3, ("a", "b", "c"))
-    assert load("it", lambda path: made.to_json().encode()) == made
+    assert load_manifest("it", lambda path: made.to_json().encode()) == made
     assert made.classes("train") == {"0": 1, "1": 0, "2": 2}
     words = r"Expected it/manifest\.json to be a manifest of prepared data, received a file that is none"
     for text in ("{", "[]", "{}", made.to_json().replace('"format": 1', '"format": 2')):
         with pytest.raises(DataError, match=words):
-            load("it", lambda path, text=text: text.encode())
+            load_manifest("it", lambda path, text=text: text.encode())
 
 
 # Once a process, which has a class of each name once; its tests may not come one after the other.

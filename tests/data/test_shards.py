@@ -17,7 +17,7 @@ from under_way import UnderWay
 
 from pipeline import data as sources
 from pipeline.data.errors import DataError
-from pipeline.data.manifest import Feature, Manifest, Shard
+from pipeline.data.records import Feature, Manifest, Shard
 from pipeline.worker.data.loading import broken, refuse
 from pipeline.worker.layout import BatchLayout
 from pipeline.worker.model_error import TrainingError

@@ -25,9 +25,9 @@ from pipeline.commands import prepare as command
 from pipeline.commands.prepare import summary_lines
 from pipeline.config.composing import config_of
 from pipeline.config.schema import PrepareConfig
-from pipeline.data import manifest, records
+from pipeline.data import records
 from pipeline.data.errors import DataError
-from pipeline.data.manifest import Feature
+from pipeline.data.records import Feature
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError
 from pipeline.prepare import cluster, filling, sources, work
@@ -88,7 +88,7 @@ def read_back(folder: Path, split: str = "train") -> list[Any]:
 def test_arrays_become_shards_of_each_example_once_and_a_manifest_that_says_what_they_are(pipeline, tmp_path):
     ran = pipeline("prepare", f"{OWN_SOURCE}arrays", "out=d", "shards=4", "processes=2").ok()
     assert ran.err == ""
-    made = manifest.load(str(tmp_path / "d"))
+    made = records.load_manifest(str(tmp_path / "d"))
     assert made.features == (Feature("x", (4, 4, 1), "float32", "floats"), Feature("y", (), "int32", "ints"))
     assert (made.examples("train"), made.examples("validation"), made.num_classes) == (200, 40, 4)
     assert made.classes("train") == {"0": 50, "1": 50, "2": 50, "3": 50}
@@ -147,10 +147,10 @@ def test_nested_arrays_of_every_kind_read_back_as_they_were(tmp_path):
     found = read_back(tmp_path / "d")
     order = {float(weight): row for row, weight in enumerate(wanted[2])}
     assert len(found) == 50
-    leaves = manifest.flat(wanted)
+    leaves = records.flat(wanted)
     for example in found:
         row = order[float(example[2])]
-        for name, value in manifest.flat(example).items():
+        for name, value in records.flat(example).items():
             np.testing.assert_array_equal(value, leaves[name][row], name)
             assert np.asarray(value).dtype == leaves[name].dtype, name
     assert {each.name: each.stored for each in made.features} == {

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.data import records
-from pipeline.data.manifest import Feature, Manifest, Shard
+from pipeline.data.records import Feature, Manifest, Shard
 
 # Bytes of a record: they are all of one size as long as labels are below 128.
 VALUES = 4

@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.data.arrays import Nested, floats, is_one_array, refuse_masked
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Broken, Examples, are_labels, leaves, look_at_rows, rows, whole_rows
-from pipeline.data.manifest import SPLITS
+from pipeline.data.records import SPLITS
 from pipeline.errors import first_of
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.events import Loaded, Lost, Warned

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline.config import targets
-from pipeline.data import manifest, records
+from pipeline.data import records
 from pipeline.data.arrays import lost
 from pipeline.data.errors import DataError, refuse
 from pipeline.data.examples import Examples, leaves
@@ -214,7 +214,7 @@ def _arrays(part: Any) -> Arrays:
     expected = "prepared data of arrays under backend=jax, since encoded images and augmentation are TensorFlow's"
     encoded = part.decode is not None or part.augment is not None
     refuse((encoded, expected, "such", "backend=tensorflow, or preparing images as arrays"))
-    spec = manifest.flat(part.spec)
+    spec = records.flat(part.spec)
     values: dict[str, list[np.ndarray]] = {name: [] for name in spec}
     for segment in part.raw:
         with opened(segment.path) as file:
@@ -231,7 +231,7 @@ def _arrays(part: Any) -> Arrays:
                     in_bytes = bool(own) and isinstance(own[0], bytes)
                     array = np.frombuffer(own[0], leaf.dtype) if in_bytes else np.array(own, leaf.dtype)
                     values[name].append(array.reshape(leaf.shape))
-    nested: Any = manifest.nested({name: np.stack(arrays) for name, arrays in values.items()})
+    nested: Any = records.nested({name: np.stack(arrays) for name, arrays in values.items()})
     return tuple(nested)
 
 
