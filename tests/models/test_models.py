@@ -64,7 +64,7 @@ def test_arguments_reach_the_layers() -> None:
 
 
 def test_the_shortcut_keeps_every_second_pixel_and_adds_channels_of_zeros() -> None:
-    from pipeline.models.images import _shortcut
+    from pipeline.models.feedforward import _shortcut
 
     image = examples((5, 4, 2))
     inputs = keras.Input((5, 4, 2))
