@@ -1,8 +1,7 @@
-"""The built-in data sets: one function per choice, from its arguments to `(train, validation)`.
+"""The built-in data sets: one function per choice, from its arguments to `(train, validation)`, always the same.
 
 A part is `(x, y)`, two NumPy arrays: float32 [examples, height, width, channel] in [0, 1], and int32 [examples]. That
 of `clicks` is a `tf.data.Dataset`, and those of text and files of one's own are `Examples`, made while they are read.
-Every call with the same arguments returns the same. Importing this package takes NumPy alone.
 
     (x_train, y_train), (x_validation, y_validation) = pipeline.data.mnist5k()
 """

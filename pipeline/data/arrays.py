@@ -1,7 +1,4 @@
-"""Nested structures of arrays: the rows that train and validate, the types of numbers, and files that NumPy saved.
-
-No number wraps or becomes infinite in a narrower type: its range is looked at before.
-"""
+"""Arrays: the rows that train and validate, types of numbers, none of which ever wraps, and files that NumPy saved."""
 
 import zipfile
 import zlib

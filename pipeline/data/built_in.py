@@ -1,7 +1,6 @@
 """Data sets that need no files of a person's: images in packages, images that Keras caches, drawn numbers, and text.
 
-A package is located, never imported: importing scikit-learn takes seconds, and reading its table 20 ms. Keras does the
-downloading, the checking and the reading; this adds scaling, one lock per data set, and words for what goes wrong.
+A package is located, never imported: importing scikit-learn takes seconds. Keras downloads, checks and reads.
 """
 
 import dataclasses

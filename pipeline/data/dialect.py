@@ -1,7 +1,4 @@
-"""Finds how a CSV file is written: its encoding, separator, decimal sign and line of names, by its first records.
-
-What these do not say for certain is asked for. It needs neither pandas nor TensorFlow.
-"""
+"""Finds how a CSV file is written by its first records, without pandas, and asks for what these do not tell."""
 
 import codecs
 import csv

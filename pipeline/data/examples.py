@@ -1,7 +1,4 @@
-"""Examples that are made while they are read: what is cheap to read, and what makes an example of it.
-
-Whoever trains orders and divides what is cheap, and makes of it only the examples that are trained here.
-"""
+"""Examples that are made while they are read: what is cheap to order and divide, and what makes examples of it."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence

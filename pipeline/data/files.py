@@ -1,7 +1,4 @@
-"""Files by path, on this machine or on any file system that TensorFlow reaches (gs://, s3://, hdfs://).
-
-TensorFlow is imported for the latter alone. Whatever goes wrong is an `OSError`.
-"""
+"""Files by path, here or, by TensorFlow alone, elsewhere (gs://, s3://, hdfs://). What goes wrong is an `OSError`."""
 
 import contextlib
 import os

@@ -1,7 +1,7 @@
 """Finds data at a path, and refuses arguments of what reads data of one's own with which it would find none.
 
-It asks the file system for names and looks at arguments alone: it takes a moment and no TensorFlow, whatever there is
-of data. Folders are parts (training, validation, test) or classes by what is in them, and only then by their names.
+It looks at names of files alone: it takes a moment, whatever there is of data. Folders are parts (training, validation,
+test) or classes by what is in them, and only then by their names.
 """
 
 import difflib

@@ -1,7 +1,4 @@
-"""Turns a folder of images, one folder inside it for each class, into examples that are decoded while they are read.
-
-What decodes and varies is TensorFlow's, for graphs that any process may run; what looks for faults needs Pillow alone.
-"""
+"""Turns folders of images, one a class, into examples that TensorFlow decodes as they are read and Pillow looks at."""
 
 import dataclasses
 import io

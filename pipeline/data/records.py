@@ -154,10 +154,7 @@ def framed(data: bytes) -> bytes:
 
 
 def frames(file: BinaryIO) -> Iterator[Frame]:
-    """The records of a file in their order, those that are broken among them.
-
-    After one whose length cannot be believed, the next record is looked for; what is between may have been several.
-    """
+    """The records of a file in order, broken ones too; after a length that is wrong, the next record is looked for."""
     number = start = 0
     while header := file.read(HEADER):
         length = _length(header)

@@ -49,8 +49,7 @@ def csv(
     train. Missing numbers stay NaN, and are named when they are looked for; rows without anything are left out. Files
     that are all named as parts, train.csv and test.csv, are these; else a part of each class is held out.
 
-    Whether a CSV file has a `header`, and its `separator`, `decimal` sign and `encoding`, are found by its first rows
-    where they are not given, see `dialect.find`. Raises `DataError`.
+    How a CSV file is written is found by its first rows where it is not given, see `dialect.find`. Raises `DataError`.
     """
     location = expect_path("csv", path)
     trains, validates, file_notes = folders.divided(location, table_files(location))

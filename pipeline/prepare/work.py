@@ -41,10 +41,7 @@ PieceId: TypeAlias = tuple[str, tuple[int, int] | tuple[str, int]]
 
 @dataclass(frozen=True)
 class ShardJob:
-    """The folder to fill, the function to call, and what decides the examples of a shard; the same for all tasks.
-
-    `gathered` is the number of pieces once these are gathered. `skip`: broken examples are left out.
-    """
+    """The folder to fill, the function to call, the pieces once they are gathered, and what decides the shards."""
 
     folder: str
     build: Mapping[str, Any] = field(hash=False)
