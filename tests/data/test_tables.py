@@ -237,22 +237,14 @@ def test_tables_that_are_not_there_or_differ_are_named(tmp_path: Path) -> None:
         csv(str(tmp_path / "two"))
 
 
-@pytest.mark.parametrize(("labels", "expected", "classes"), [
-    (["0.25", "1.25"], {0.25, 1.25}, None),
-    (["0", "2"], {0, 2}, 3),
-    (["0", "1" * 25], {0, np.float32("1" * 25)}, None),
-])  # fmt: skip
-def test_decimals_of_parquet_are_numbers(tmp_path, labels, expected, classes):
-    frame = pd.DataFrame({"a": [Decimal("1.5"), None] * 20, "b": 1.0, "label": [*map(Decimal, labels)] * 20})
-    frame.to_parquet(tmp_path / "t.parquet")
-    train, _ = csv(str(tmp_path / "t.parquet"), standardize=False)
-    x, y = train.raw
-    assert set(y.tolist()) == expected
-    assert train.num_classes == classes
-    assert set(x[~np.isnan(x[:, 0]), 0].tolist()) == {1.5}
-
-
-def test_the_index_of_a_parquet_table_is_no_feature_unless_it_is_named(tmp_path: Path) -> None:
+def test_decimals_of_parquet_are_numbers_and_its_index_is_no_feature_unless_it_is_named(tmp_path: Path) -> None:
+    for labels, classes in (("0.25", "1.25"), None), (("0", "2"), 3), (("0", "1" * 25), None):
+        frame = pd.DataFrame({"a": [Decimal("1.5"), None] * 20, "b": 1.0, "label": [*map(Decimal, labels)] * 20})
+        frame.to_parquet(tmp_path / "t.parquet")
+        train, _ = csv(str(tmp_path / "t.parquet"), standardize=False)
+        x, y = train.raw
+        assert (set(y.tolist()), train.num_classes) == (set(map(np.float32, labels)), classes)
+        assert set(x[~np.isnan(x[:, 0]), 0].tolist()) == {1.5}
     frame = pd.DataFrame({"key": np.arange(20) * 7, "a": np.arange(20) / 3, "label": [0, 1] * 10}).set_index("key")
     frame.to_parquet(tmp_path / "t.parquet")
     train, _ = csv(str(tmp_path / "t.parquet"))

@@ -41,15 +41,13 @@ def test_a_model_turns_images_of_any_of_our_sizes_into_probabilities_and_loads_w
     np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(x), probabilities)
 
 
-def test_resnet20_has_the_parameters_of_the_paper() -> None:
+def test_arguments_reach_the_layers_and_resnet20_has_the_parameters_of_the_paper() -> None:
     model = resnet20(input_shape=(32, 32, 3), num_classes=10)
     # "0.27M" in table 6 of He et al. (2015).
     assert sum(int(np.prod(weight.shape)) for weight in model.trainable_weights) == 269_722
     weighted = [layer for layer in model.layers if isinstance(layer, keras.layers.Conv2D | keras.layers.Dense)]
     assert len(weighted) == 20
 
-
-def test_arguments_reach_the_layers() -> None:
     def each(model: keras.Model, name: str) -> list[Any]:
         return [getattr(layer, name) for layer in model.layers if hasattr(layer, name)]
 
