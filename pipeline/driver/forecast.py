@@ -58,7 +58,6 @@ def predicted(plan: Plan, request: RunRequest, session: Session) -> RunResult:
     for name in (sweep := config.predict.sweep, None):
         if name not in session.histories:
             session.histories[name] = history.finished(output, name)
-    logged = [timed_run.run.result for timed_run in session.histories[None]]
     basis = predict.basis(plan, session.histories[sweep], sweep or str(output))
     same = [timed_run for timed_run in basis.runs if timed_run.plan.model.build == plan.model.build]
     timed = None if predict.sized(plan, basis) else _timed_alone(plan, basis, request, session)
@@ -70,7 +69,6 @@ def predicted(plan: Plan, request: RunRequest, session: Session) -> RunResult:
         raise UserError("a model that can be built, to know its size", size.removesuffix("."), "another model")
     else:
         parameters = size.parameters
-    now = time.time()
     errors = calibration.of_log(plan, basis, session.histories[None])
     prediction = calibration.calibrated(predict.of_plan(plan, parameters, basis, timed, errors.spread), errors)
     rate, examples = prediction.examples_per_second, plan.data.train_examples or basis.runs[-1].run.train_examples
@@ -86,8 +84,9 @@ def predicted(plan: Plan, request: RunRequest, session: Session) -> RunResult:
         cost=Cost(seconds, price, measure.cost(price, plan.hardware.hosts, seconds), joules),
         notes=(*plan.notes, *prediction.notes),
     )
-    foreseen = Foreseen(prediction, calibration.score(logged), config.predict.knee_share)
-    append_prediction(output, calibration.line_of(plan, prediction, now))
+    score = calibration.score([timed_run.run.result for timed_run in session.histories[None]])
+    foreseen = Foreseen(prediction, score, config.predict.knee_share)
+    append_prediction(output, calibration.line_of(plan, prediction, time.time()))
     return replace(request.ended(result), foreseen=foreseen)
 
 

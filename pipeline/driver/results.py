@@ -33,14 +33,15 @@ def result_of(run: Run, plan: Plan, config: Config, at: Handover, ending: result
     if measured.baseline:
         repeats = [repeat.examples_per_second for repeat in measured.counted(plan)[1]]
     speed, training = speed_of(plan, measured, repeats, source), _training(measured, run)
+    skipped = {part: sum(broken.examples for broken in measured.lost.get(part, ())) for part in ("train", "validation")}
     longest, shares = measure.input_wait(measured.point)
     waiting = [plan.processes[rank] for rank in (plan.ranks("worker") if plan.strategy.asynchronous else plan.leaders)]
     waited = results.Input(
         wait=longest,
         wait_by_worker=dict(zip([f"{each.role} {each.rank}" for each in waiting], shares, strict=False)),
         bound=None if longest is None else longest >= measure.INPUT_BOUND,
-        train_examples_skipped=_lost(measured, "train"),
-        validation_examples_skipped=_lost(measured, "validation"),
+        train_examples_skipped=skipped["train"],
+        validation_examples_skipped=skipped["validation"],
     )
     goodput, price, middle = run.goodput, config.hardware.price_per_hour, speed.examples_per_second
     seconds = measure.seconds_to_finish(plan, middle, measured.built.train_examples) if middle else None
@@ -173,15 +174,11 @@ def _notes_on_training(training: results.Training, check: Check | None, replicas
     return notes
 
 
-def _lost(measured: Measurements, part: str) -> int:
-    return sum(broken.examples for broken in measured.lost.get(part, ()))
-
-
 def _notes_on_skipped(measured: Measurements) -> list[str]:
     notes = []
     for part, what in (("train", "training"), ("validation", "validation")):
-        lost, count = measured.lost.get(part, ()), _lost(measured, part)
-        if count:
+        lost = measured.lost.get(part, ())
+        if count := sum(broken.examples for broken in lost):
             names = first_of([f"{broken.name} {broken.why}" for broken in lost], SKIPPED_NAMED)
             more = ", all in events.jsonl" if len(lost) > SKIPPED_NAMED else ""
             notes.append(f"{count} {what} example{'s were' if count > 1 else ' was'} left out: {names}{more}.")

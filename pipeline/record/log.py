@@ -30,9 +30,8 @@ Kind = TypeVar("Kind", bound=EventBase)
 
 def stamped(event: Kind, time: float, group: str | None = None, rank: int | None = None) -> Kind:
     """Returns the event with a rank, and with a time and a group unless it has them."""
-    return replace(
-        event, time=event.time or time, group=event.group or group, rank=event.rank if rank is None else rank
-    )
+    rank = event.rank if rank is None else rank
+    return replace(event, time=event.time or time, group=event.group or group, rank=rank)
 
 
 def to_line(event: EventBase) -> bytes:

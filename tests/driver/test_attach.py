@@ -8,6 +8,8 @@ import signal
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -83,21 +85,11 @@ def test_what_is_kept_is_read_as_it_was_written_and_the_token_by_nobody_else(tmp
     assert Kept.read(tmp_path) is read_json(resume.Handover, tmp_path / resume.FILE) is None
 
 
-class Cluster:
-    """One whose job has some events."""
-
-    def __init__(self, *events):
-        self.waiting = list(events)
-        self.start = lambda *_: self
-
-    def events(self, timeout):
-        events, self.waiting = self.waiting, []
-        return events
-
-
 def groups(replay, *events):
-    """Returns what the next events of each group of a run are."""
-    cluster, common = Cluster(*events), (Path(), lambda event: None, Preemption(), replay)
+    """Returns what the next events of each group of a run are, whose jobs have some events together."""
+    waiting, common = list(events), (Path(), lambda event: None, Preemption(), replay)
+    job = SimpleNamespace(events=lambda timeout: [waiting.pop(0) for _ in waiting[:]])
+    cluster = SimpleNamespace(start=lambda *_: job)
     both = {name: Group(cluster, PLAN, name, *common) for name in ("point", "baseline")}
     return lambda name: both[name]._events()
 
@@ -129,30 +121,18 @@ def test_what_is_in_the_log_is_told_again_in_its_order_and_never_written_twice()
     assert groups(replay)("point") == []
 
 
-class Lines:
-    """Agents that hear what is said, and say nothing."""
-
-    def __init__(self, *names: str) -> None:
-        self.said: list[tuple[str, object]] = []
-        self.left, self.known = False, dict.fromkeys(names)
-
-    def send(self, name, message):
-        self.said.append((name, message))
-
-    def over(self, number):
-        self.known.clear()
-
-
 def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_part_of_it(tmp_path):
-    lines, before = Lines(), remote.Taken(4, {"a": messages.Held(2, {0: 3})})
+    # Agents that hear what is said, and say nothing.
+    said, before = list[tuple[str, Any]](), remote.Taken(4, {"a": messages.Held(2, {0: 3})})
+    lines = SimpleNamespace(left=False, known={}, send=lambda *message: said.append(message), over=lambda number: None)
     where = {"missing": lambda names: "", "timeout": 1, "returns": 1, "job_before": before}
     job = remote.RemoteJob(lines, PLAN, "point", tmp_path, {0: "a", 1: "b"}, **where)
     assert job.number == 4
     for _ in range(2):
         job.send(commands.Load("here"))
-    assert not lines.said
+    assert not said
     job.send(commands.Begin())
-    assert [(name, json.loads(message.command)["do"]) for name, message in lines.said] == [("a", "begin")]
+    assert [(name, json.loads(message.command)["do"]) for name, message in said] == [("a", "begin")]
     job._find_unreachable()
     assert {event.rank: msgspec.structs.replace(event, time=0.0) for event in job._waiting} == {
         0: Exited(3, group="point", rank=0),
@@ -161,7 +141,7 @@ def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_p
     # Who leaves ends nothing.
     lines.left = True
     job.stop(0.0)
-    assert len(lines.said) == 1
+    assert len(said) == 1
 
 
 def test_who_attaches_where_no_agent_is_finds_none(tmp_path, monkeypatch):

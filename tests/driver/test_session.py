@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from conftest import QUICK, Ran, finish, left_behind, start
@@ -36,7 +37,7 @@ from pipeline.views.terminal import console_on
 from pipeline.views.terminal.live import Terminal, board
 
 
-def test_a_first_ctrl_c_is_left_to_the_run_and_a_second_ends_it():
+def test_a_first_ctrl_c_is_left_to_the_run_for_seconds_and_a_scheduler_s_signal_for_as_long_as_it_says():
     session = session_of()
     assert not session.spares(signal.SIGINT)
     session.saves = session.busy = True
@@ -45,9 +46,6 @@ def test_a_first_ctrl_c_is_left_to_the_run_and_a_second_ends_it():
     assert not session.spares(signal.SIGINT)
     assert session.spares(signal.SIGTERM)
     assert session.preemption.by_person
-
-
-def test_a_scheduler_is_waited_for_as_long_as_it_says_and_a_person_for_seconds():
     scheduler, person = Preemption(), Preemption()
     scheduler.ask(signal.SIGTERM, "the conductor")
     person.ask(signal.SIGINT, "the conductor")
@@ -222,21 +220,9 @@ def test_a_table_on_a_terminal_fills_as_points_end():
     assert all(word in last for word in ("1,234", "FINISHED", "WAITING"))
 
 
-class Job:
-    """A cluster that counts how often it was closed."""
-
-    closed = 0
-
-    def serve(self, say, asked):
-        return None
-
-    def close(self, code):
-        self.closed += 1
-
-
 @pytest.mark.parametrize("early", [True, False], ids=["its job was there", "its job comes later"])
 def test_a_point_that_outlasts_the_end_of_its_sweep_leaves_no_job(tmp_path, monkeypatch, early):
-    jobs: list[Job] = []
+    jobs: list[mock.Mock] = []
     began, go_on, over = threading.Event(), threading.Event(), threading.Event()
 
     def ran(request, session):
@@ -254,7 +240,7 @@ def test_a_point_that_outlasts_the_end_of_its_sweep_leaves_no_job(tmp_path, monk
     def ended(*_):
         raise Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr("pipeline.driver.session.cluster_of", lambda *_: jobs.append(Job()) or jobs[-1])
+    monkeypatch.setattr("pipeline.driver.session.cluster_of", lambda *_: jobs.append(mock.Mock()) or jobs[-1])
     monkeypatch.setattr(parallel.start, "run", ran)
     monkeypatch.setattr(Session, "serve", lambda self, config: None)
     monkeypatch.setattr(parallel, "END_SECONDS", 0.1)
@@ -267,11 +253,11 @@ def test_a_point_that_outlasts_the_end_of_its_sweep_leaves_no_job(tmp_path, monk
     opened = contextlib.nullcontext(session.screen)
     with pytest.raises(Interrupted):
         parallel.Parallel(requests, session, 2, lambda path: opened, lambda *_: None, ended).run()
-    assert [job.closed for job in jobs] == [1] * early
+    assert [job.close.call_count for job in jobs] == [1] * early
     go_on.set()
     assert over.wait(20)
-    until(lambda: all(job.closed for job in jobs), 20)
-    assert {job.closed for job in jobs} == {1}
+    until(lambda: all(job.close.called for job in jobs), 20)
+    assert {job.close.call_count for job in jobs} == {1}
 
 
 def ended_by(number: int, folder: Path) -> Ran:

@@ -22,15 +22,18 @@ from pipeline.config.schema import StartMethod
 from pipeline.record import commands, events, log, results
 from pipeline.record.events import Event, EventBase, Run, Saved, Sized, Steps, Unknown, Warned
 from pipeline.record.log import EventLog, from_line, from_plain, read, stamped, to_line, to_plain
-from pipeline.record.results import Choices
 
 OLD = ROOT / "tests" / "from_0_1_0"
 FIRST, SECOND, THIRD = (Steps(step, [0.5], time=1.0, group="point") for step in (1, 2, 3))
 
 
-def test_every_kind_is_listed():
+def test_every_kind_is_listed_and_in_the_docs_if_it_is_logged():
     # `Event` lists them, so that the type checker finds who forgot one.
     assert set(EventBase.__subclasses__()) == set(get_args(Event)) == {*events.KINDS.values(), Unknown}
+    page = (ROOT / "docs" / "results.md").read_text()
+    table = page.partition("## events.jsonl")[2].partition("\n## ")[0]
+    rows = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
+    assert sorted(rows) == sorted(name for name, kind in events.KINDS.items() if kind not in events.PASSING)
 
 
 @pytest.mark.parametrize("kind", [*events.KINDS.values(), Unknown], ids=lambda kind: kind.__name__)
@@ -89,13 +92,6 @@ def test_what_is_not_known_or_odd_is_kept_as_it_is(values):
     assert from_plain({"time": 8.0, "event": "saved", "path": "a", "bytes": 7}) == Saved("a", time=8.0)
 
 
-def test_every_kind_that_is_logged_is_in_the_docs():
-    page = (ROOT / "docs" / "results.md").read_text()
-    table = page.partition("## events.jsonl")[2].partition("\n## ")[0]
-    rows = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
-    assert sorted(rows) == sorted(name for name, kind in events.KINDS.items() if kind not in events.PASSING)
-
-
 def test_numbers_that_json_lacks_are_written_as_null_and_read_as_none():
     line = to_line(Steps(2, [math.nan, math.inf], metrics={"auc": -math.inf}, seconds=math.nan))
     values = json.loads(line)
@@ -116,7 +112,7 @@ def test_numbers_that_json_lacks_are_written_as_null_and_read_as_none():
 ], ids=str)  # fmt: skip
 def test_a_value_of_another_type_is_written_as_what_it_stands_for(tmp_path, value, written):
     assert json.loads(to_line(Run(params={"key": value})))["params"] == {"key": written}
-    results.write(tmp_path, results.Result(choices=Choices(model=value)))
+    results.write(tmp_path, results.Result(choices=results.Choices(model=value)))
     there = log.read_whole(tmp_path / results.FILE)["model"]
     # A loss that is no number stays so in a result.
     assert there == written or (written is None and not math.isfinite(there))
@@ -127,7 +123,7 @@ def test_a_value_that_json_has_not_is_an_error_and_no_text_of_it(tmp_path, value
     with pytest.raises(TypeError, match="JSON"):
         to_line(Run(params={"key": value}))
     with pytest.raises(TypeError, match="JSON"):
-        results.write(tmp_path, results.Result(choices=Choices(model=value)))
+        results.write(tmp_path, results.Result(choices=results.Choices(model=value)))
     assert not (tmp_path / results.FILE).exists()
 
 
