@@ -64,12 +64,10 @@ def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tupl
     # What makes batches.
     if not (isinstance(x, kinds) or hasattr(x, "__array__") or hasattr(x, "tocsr")):
         return x, y, sample_weight
-    named = list(zip((x, y, sample_weight), NAMES, strict=True))
+    named = zip((x, y, sample_weight), NAMES, strict=True)
     structures: list[Any] = [loading.without_lists(values, path, name) for values, path in named]
-    arrays = [
-        None if values is None else loading.arrays(values, path, name)
-        for values, path in zip(structures, NAMES, strict=True)
-    ]
+    named = ((values, path) for values, path in zip(structures, NAMES, strict=True))
+    arrays = [None if values is None else loading.arrays(values, path, name) for values, path in named]
     loading.check_lengths(arrays, name)
 
     def for_text(leaf: object, array: np.ndarray) -> object:

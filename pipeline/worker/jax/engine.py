@@ -76,7 +76,7 @@ class JaxEngine(WorkerProcess):
         plan, own = self._plan, self._data
         own.finish()
         x, held_out = own.train[0], own.parts["validation"]
-        model = made(plan, own, self._note)
+        model = planned_model(plan, own, self._note)
         expect_no_groups(model, self._mesh, x)
         if plan.training.remat:
             forget(model)
@@ -116,7 +116,7 @@ class JaxEngine(WorkerProcess):
 
     def _begin(self) -> tuple[Callable[..., Callbacks], WeightComparison]:
         devices.seed_all(self._plan.training.seed)
-        plain = partial(made, self._plan, self._data)
+        plain = partial(planned_model, self._plan, self._data)
         hooks = partial(Callbacks, plain=plain, weights=lambda model: [whole(one.value) for one in model.weights])
         return hooks, NO_COMPARISON
 
@@ -144,7 +144,7 @@ class JaxEngine(WorkerProcess):
         return type(error).__name__ in _KINDS and bool(_LOST.search(str(error)))
 
 
-def made(plan: Plan, data: ProcessData, note: Note = str) -> keras.Model:
+def planned_model(plan: Plan, data: ProcessData, note: Note = str) -> keras.Model:
     """Returns the plan's model, compiled and built; what means nothing here goes to `note`. Raises `UserError`."""
     shape = keras.tree.map_structure(lambda leaf: tuple(leaf.shape[1:]), data.train[0])
     unknown = data.num_classes is None and targets.asks_for(plan.model.build, "model.build", "num_classes")
