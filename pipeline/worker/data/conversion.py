@@ -66,8 +66,8 @@ def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tupl
         return x, y, sample_weight
     named = zip((x, y, sample_weight), NAMES, strict=True)
     structures: list[Any] = [loading.without_lists(values, path, name) for values, path in named]
-    named = ((values, path) for values, path in zip(structures, NAMES, strict=True))
-    arrays = [None if values is None else loading.arrays(values, path, name) for values, path in named]
+    pairs = zip(structures, NAMES, strict=True)
+    arrays = [None if values is None else loading.arrays(values, path, name) for values, path in pairs]
     loading.check_lengths(arrays, name)
 
     def for_text(leaf: object, array: np.ndarray) -> object:
