@@ -12,7 +12,7 @@ from pipeline.strategies import multi_worker
 from pipeline.worker.layout import ReplicaPlace
 from pipeline.worker.shared_memory import join
 from pipeline.worker.tensorflow.collective import over, over_replicas, texts
-from pipeline.worker.tensorflow.hierarchical import HostRing, SharedMemoryCollective
+from pipeline.worker.tensorflow.hierarchical import SharedMemoryCollective, host_ring
 
 TYPES = (tf.float32, tf.bfloat16, tf.float16, tf.float64, tf.int32, tf.int64)
 
@@ -30,9 +30,9 @@ def main(devices, hosts, rank, *ports):
 
     tell_all = partial(texts, strategy, own, ReplicaPlace(rank * local, local, count * local))
     memory = join(rank, range(host * on_host, (host + 1) * on_host), tell_all, 1e-4)
-    ring = HostRing(strategy, host, hosts) if hosts > 1 and rank % on_host == 0 else None
+    ring = host_ring(strategy, hosts) if hosts > 1 and rank % on_host == 0 else None
     # Between hosts nearly each array is a bucket.
-    collective = SharedMemoryCollective(count * local, local, memory, hosts, ring, bucket_bytes=20 if hosts > 1 else 0)
+    collective = SharedMemoryCollective(count * local, local, memory, host, hosts, ring, 20 if hosts > 1 else 0)
     print(json.dumps([many(strategy, collective, hosts), alone(strategy, collective)]))
     # Nobody ends before all are done.
     over_replicas(strategy, own)([tf.zeros([])])

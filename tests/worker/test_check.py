@@ -1,4 +1,4 @@
-"""Before training, replicas and one device make the same small step, and what differs is told: and nothing else is."""
+"""Before training, replicas and one device make the same small step, and what differs is told; both train alike."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +21,8 @@ from tensorflow.python.distribute import mirrored_run
 from pipeline import models
 from pipeline.record.findings import Check
 from pipeline.worker.collective import Pausable
+from pipeline.worker.data import batches
+from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.collective import over
 from pipeline.worker.tensorflow.loop import Loop
 
@@ -257,3 +259,82 @@ def test_mixed_precision_is_no_difference_and_hides_none(mirrored):
             assert told.outcome == "different", (policy, layer)
     finally:
         keras.config.set_dtype_policy("float32")
+
+
+EPOCHS = 3
+
+
+def trained(strategy: tf.distribute.Strategy, make: Any, labelled: bool) -> Any:
+    """(the model, what each epoch came to, losses of all steps); the last batch of 40 leaves a replica without any."""
+    keras.utils.set_random_seed(0)
+    train, held_out = steps.points(labelled=labelled)
+    loop = loop_over(make, train, strategy, 13, seed=0, held_out=held_out, collective=Pausable(over(strategy)))
+    assert loop.own is not None
+    if strategy.num_replicas_in_sync > 1:
+        found = checked(loop, train)
+        assert (found.outcome, found.unsaid, found.differences) == ("equal", "", [])
+    epochs, losses = [], []
+    for _ in range(EPOCHS):
+        loop.reset_metrics()
+        call = loop.call(loop.steps_per_epoch)
+        losses += call.losses[:, 0].tolist()
+        epochs.append(loop.metrics() | {f"val_{name}": value for name, value in loop.evaluate(2, print).items()})
+    return loop.model, epochs, losses
+
+
+WAYS = (
+    "at_once", "persistent", "in_functions", "summed_loss", "averaged_by_hand", "clipped", "by_jacobian",
+    "sharpness_aware", "several_times", "by_results", "penalized",
+)  # fmt: skip
+SEPARABLE = {
+    "gan": (lambda: steps.gan(noisy=False), False),
+    "gan with batch normalization": (lambda: steps.gan(noisy=False, normalised=True), False),
+    "vae": (lambda: steps.vae(noisy=False), False),
+    "distiller": (steps.distiller, True),
+    "keras's own step": (steps.by_keras, True),
+} | {way: (partial(steps.classifier, way), True) for way in WAYS}
+
+
+def test_a_sum_over_examples_is_told_and_a_mean_or_what_is_drawn_is_not(mirrored):
+    said: list[str] = []
+    put_right = partial(steps.classifier, "summed_loss")
+    for make in (steps.gan, steps.vae, steps.distiller, partial(steps.classifier, "at_once"), put_right):
+        data = UNLABELLED if make in (steps.gan, steps.vae) else POINTS
+        build.model(make, mirrored, batches.spec(data), note=said.append)
+    assert said == []
+    build.model(partial(steps.classifier, "summed_by_hand"), mirrored, batches.spec(POINTS), note=said.append)
+    assert len(said) == 1
+    assert "received a sum in that of Classifier" in said[0]
+
+
+def test_what_a_compile_of_its_own_was_given_is_kept_and_nothing_else_is_taken(mirrored):
+    class Student(keras.Sequential):
+        def compile(self, optimizer, student_loss):
+            super().compile(optimizer=optimizer, loss=student_loss)
+
+    def student():
+        model = Student([keras.layers.Dense(3)])
+        model.compile("adagrad", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    spec = batches.spec(POINTS)
+    assert isinstance(build.model(student, mirrored, spec).optimizer, keras.optimizers.Adagrad)
+    with pytest.raises(build.ModelError, match=r"Student, whose compile is its own.*received train\.optimizer\."):
+        build.model(student, mirrored, spec, "sgd")
+    with pytest.raises(build.ModelError, match="received one that is not compiled"):
+        build.model(lambda: Student([keras.layers.Dense(3)]), mirrored, spec)
+
+
+LONGEST = pytest.param("several_times", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("kind", [*sampled([kind for kind in SEPARABLE if kind != LONGEST.values[0]], 3), LONGEST])
+def test_two_replicas_train_what_one_device_trains_and_the_check_before_tells_and_changes_nothing(kind, mirrored):
+    make, labelled = SEPARABLE[kind]
+    one, one_epochs, one_losses = trained(tf.distribute.get_strategy(), make, labelled)
+    two, two_epochs, two_losses = trained(mirrored, make, labelled)
+    assert one_losses == pytest.approx(two_losses, rel=1e-5, abs=1e-5)
+    for ours, reference in zip(two.variables, one.variables, strict=True):
+        np.testing.assert_allclose(ours.numpy(), reference.numpy(), atol=1e-5, err_msg=ours.path)
+    for ours, reference in zip(two_epochs, one_epochs, strict=True):
+        assert ours == pytest.approx(reference, rel=1e-5, abs=1e-5)

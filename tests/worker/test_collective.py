@@ -1,17 +1,28 @@
-"""How replicas add up in a step."""
+"""How replicas add up in a step: by TensorFlow, through memory that processes share, and where Horovod meets."""
 
+import http.client
 import mmap
+import os
+import shutil
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
-from scripts import came
+from plans import config, machine, with_ports
+from ports import reserved_ports
+from scripts import answers, begun, came
 from tensorflow.python.ops import op_selector
 
+from pipeline.config.schema import Kind
+from pipeline.plan.planning import make
 from pipeline.worker.loop import WeightComparison
 from pipeline.worker.model_error import TrainingError
+from pipeline.worker.tensorflow import horovod
 from pipeline.worker.tensorflow.collective import in_buckets, over
-from pipeline.worker.tensorflow.hierarchical import HostRing, Memory, SharedMemoryCollective
+from pipeline.worker.tensorflow.hierarchical import Memory, SharedMemoryCollective, host_ring
 
 
 def test_sums_over_replicas_have_sums_as_gradients_and_are_traced_without_a_walk_through_the_graph(monkeypatch):
@@ -63,7 +74,7 @@ def test_what_leaves_first_does_not_wait_for_what_backpropagation_makes_later():
 
     def first_of(bucket_bytes):
         """The first message to another host in a step's graph, and the gradients that it waits for."""
-        collective = SharedMemoryCollective(2, 1, memory, 2, HostRing(strategy, 0, 2), bucket_bytes)
+        collective = SharedMemoryCollective(2, 1, memory, 0, 2, host_ring(strategy, 2), bucket_bytes)
 
         @tf.function(autograph=False)
         def step(inputs, first, last):
@@ -108,3 +119,160 @@ def test_weights_are_compared_at_the_start_after_so_many_steps_and_whenever_aske
         same = WeightComparison(10, list, lambda _, told=told: told, "sums")
         with pytest.raises(TrainingError, match=f"after step 7, received others on rank {rank} than on rank 0, with s"):
             same.compare(7)
+
+
+@pytest.fixture(scope="module")
+def found():
+    sums, killed = "sums:2 sums:3 compiled:2 compiled:3", "killed:2 killed:5 killed:3:1"
+    return came("sharing", *f"{sums} {killed} gathered mismatched stopped unable another_user".split(), timeout=120)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+# In a loop that JAX compiled too.
+@pytest.mark.parametrize("way", ["sums", "compiled"])
+def test_all_types_are_added_in_the_order_of_ranks_to_the_last_bit_in_each_repetition(found, way, count):
+    assert found[f"{way}:{count}"] == [[]] * count
+
+
+def test_rows_of_all_come_in_the_order_of_ranks_however_many_each_has(found):
+    assert found["gathered"] == [True] * 3
+
+
+def test_processes_that_add_other_things_or_in_another_order_end_by_name(found):
+    assert len(found["mismatched"]) == 4
+    for said in found["mismatched"]:
+        assert said.startswith("TrainingError: Expected processes that add the same in the same order, received number")
+        assert said.endswith("Try strategy.collective=tensorflow.")
+    assert "float32[3] on rank 0, and number 1, sums of float32[4] on rank 1" in found["mismatched"][0]
+
+
+@pytest.mark.parametrize(("way", "words"), [
+    ("killed:2", "has gone"), ("killed:5", "has gone"), ("killed:3:1", "UNAVAILABLE: PeerLostError: "),
+], ids=["before a sum", "in the middle of one", "in a function that JAX compiled"])  # fmt: skip
+def test_a_killed_process_ends_the_wait_of_all_others(found, way, words):
+    first, gone, third = found[way]
+    assert gone is None
+    for said, is_known, seconds in (first, third):
+        assert words in said
+        assert is_known
+        assert seconds < 5
+
+
+def test_a_process_stopped_in_the_middle_of_a_sum_is_waited_for_without_taking_a_core_and_then_adds_on(found):
+    (waited, busy, total), (_, _, its_total), _ = found["stopped"]
+    assert waited > 0.9
+    assert busy < 0.4
+    assert total == its_total == 3e6
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"), [("unable", "rank 0 says: "), ("another_user", "rank 0 is not reached: it is another user's")]
+)
+def test_processes_that_cannot_share_memory_all_say_why(found, case, reason):
+    if case == "another_user" and os.getuid():
+        pytest.skip("another user takes root")
+    assert len(set(found[case])) == 1
+    assert found[case][0].startswith("ConnectionRefusedError: ")
+    assert reason in found[case][0]
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="a mount takes root and unshare")
+def test_what_is_shared_has_no_name_and_needs_no_room_in_dev_shm_where_a_killed_process_leaves_nothing():
+    mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && "$@" && test -z "$(ls -A /dev/shm)"'
+    made = came("sharing", "sums:2", "killed:5", "left", before=("unshare", "-m", "sh", "-c", mount, "sh"), timeout=120)
+    assert made["sums:2"] == [[], []]
+    assert made["killed:5"][1] is None
+    assert made["left"] == [[[], 0, ["/memfd:pipeline (deleted)"]]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("local", "hosts", "processes"), [(1, 1, 2), (2, 1, 2), (2, 2, 4), (1, 3, 6)])
+def test_replicas_of_processes_add_in_a_compiled_loop_on_the_way_back_and_without_a_graph(local, hosts, processes):
+    with reserved_ports(processes) as ports:
+        running = [begun("adding", local, hosts, rank, *ports) for rank in range(processes)]
+        first, *others = answers(*running, timeout=120)
+    assert others == [first] * (processes - 1)
+    loop, (outside, _) = first
+    replicas = range(processes * local)
+    assert outside == [1.5 * len(replicas), 2.5 * len(replicas)]
+    for step, by_replica in enumerate(loop):
+        values = [(number + 1) * step for number in replicas]
+        # The loss is v S(v) + S(v v) on each; a sum's gradient is the sum of its gradients.
+        gradient = 2 * len(replicas) * sum(values) + 2 * len(replicas) * sum(values)
+        rows = [number for number in replicas for _ in range(number + step)]
+        weighed = sum(place * number for place, number in enumerate(rows))
+        of_type = 3 * (step + 1 if hosts == 1 else 2) * sum(number + 1 for number in replicas)
+        assert by_replica == [[of_type] * 6 + [sum(replicas), gradient, weighed]] * local
+
+
+def planned(**keys):
+    keys = {"strategy__collective": "horovod", "hardware__kind": Kind.cpu} | keys
+    return with_ports(make(config("multi_worker", "2x4gpu", 6, **keys), machine()))
+
+
+def test_each_process_that_trains_has_a_rank_of_all_and_one_of_its_host():
+    plan = planned()
+    places = [horovod.place(plan, process) for process in plan.processes]
+    assert [place["HOROVOD_RANK"] for place in places] == list("012345")
+    assert [place["HOROVOD_LOCAL_RANK"] for place in places] == list("012012")
+    assert [place["HOROVOD_CROSS_RANK"] for place in places] == list("000111")
+    assert {place["HOROVOD_HOSTNAME"] for place in places} == {"host0", "host1"}
+    sizes = ("HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_SIZE")
+    assert {tuple(place[name] for name in sizes) for place in places} == {("6", "3", "2")}
+    with_batches = planned(data__service="1")
+    assert len(with_batches.processes) == 8
+    assert horovod.place(with_batches, with_batches.processes[5])["HOROVOD_SIZE"] == "6"
+
+
+def test_it_is_told_where_to_meet_by_the_environment_which_is_put_back_and_by_no_other_interface(monkeypatch):
+    plan = planned()
+    told = horovod.meeting(plan, plan.processes[1], "127.0.0.1:4000/secret", 4000)
+    assert told["HOROVOD_GLOO_IFACE"] == "lo"
+    where = (told["HOROVOD_GLOO_RENDEZVOUS_ADDR"], told["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+    assert where == ("127.0.0.1:4000/secret", "4000")
+    monkeypatch.setenv("HOROVOD_CONTROLLER", "mpi")
+    before = dict(os.environ)
+    with horovod.told(told):
+        assert os.environ["HOROVOD_CONTROLLER"] == "gloo"
+    assert dict(os.environ) == before
+    plan = planned(cluster__host="192.0.2.1")
+    with pytest.raises(TrainingError, match=r"Expected a network interface with the address 192\.0\.2\.1"):
+        horovod.meeting(plan, plan.processes[0], "192.0.2.1", 4000)
+
+
+def asked(port, method, path, body=None):
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        line.request(method, path, body)
+        answer = line.getresponse()
+        return answer.status, answer.read()
+    finally:
+        line.close()
+
+
+def test_what_one_leaves_others_find_who_know_the_token_until_it_is_taken_back_or_the_rendezvous_is_over():
+    with horovod.served("127.0.0.1") as (port, token):
+        first, second, elsewhere = (f"/{token}:{port}/{key}" for key in ("global_/0", "global_/1", "local_host0/0"))
+        assert asked(port, "GET", first)[0] == 404
+        assert asked(port, "PUT", first, b"\0\1 bytes")[0] == 200
+        strange = f"/{'0' * len(token)}:{port}/global_/0"
+        for other in ("/global_/0", strange, f"/{token[:-1]}", "/", first[1:], f"/a{first}"):
+            assert [asked(port, method, other, b"b")[0] for method in ("GET", "PUT", "DELETE")] == [403] * 3
+        # Many at once.
+        with ThreadPoolExecutor(16) as threads:
+            assert {*threads.map(lambda _: asked(port, "GET", first), range(16))} == {(200, b"\0\1 bytes")}
+        # Of another scope.
+        assert asked(port, "GET", elsewhere)[0] == 404
+        # One that is too large.
+        line = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        line.putrequest("PUT", second)
+        line.putheader("Content-Length", str(1 << 40))
+        line.endheaders()
+        assert line.getresponse().status == 413
+        line.close()
+        assert asked(port, "DELETE", first)[0] == asked(port, "DELETE", second)[0] == 200
+        assert asked(port, "GET", first)[0] == 404
+        mine = [at.laddr for at in psutil.Process().net_connections("tcp") if at.laddr.port == port]
+        assert {at.ip for at in mine} == {"127.0.0.1"}
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()

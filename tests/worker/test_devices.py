@@ -1,11 +1,23 @@
-"""A process's devices are as planned, and so is what TensorFlow makes of graphs on them."""
+"""Devices as planned, graphs and batches on them, and the addresses that TensorFlow's servers listen on."""
 
+import json
 import os
+import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
-from conftest import ROOT, SUPPORT
+import scripts
+from conftest import QUICK, ROOT, SUPPORT, left_behind, start
+from ports import reserved_ports
+
+from pipeline.worker.tensorflow import feed
+from pipeline.worker.tensorflow.loopback import on_loopback
 
 GRAPHS = """
 import tensorflow as tf
@@ -56,3 +68,166 @@ def test_graphs_for_cpus_are_optimized_once_and_not_for_other_devices():
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_threads_look_out_for_work_before_they_sleep_unless_they_share_a_core():
     ran(SPINS, "True True\nFalse False\n")
+
+
+# Of replicas; 0: one, without a strategy.
+NUMBERS = (0, 1, 2)
+
+
+@pytest.mark.slow
+def test_batches_that_are_fed_ahead_train_to_the_last_bit_as_those_that_are_asked_for_and_without_the_host():
+    found = {int(number): came for number, came in scripts.came("fed", *NUMBERS).items()}
+    for replicas, came in found.items():
+        plain, ahead = came["plain"], came["ahead"]
+        for name in ("losses", "sizes", "held_out"):
+            assert ahead[name] == plain[name], (replicas, name)
+        assert ahead["sizes"] == [32, 32, 32, 11] * 2 + [32]
+        assert all(wait >= 0 for wait in ahead["waits"])
+        # What was read ahead and not trained on is read again after a resume.
+        assert came["resumed"] == ahead["losses"][3:], replicas
+        # One batch is trained on again and again by the same compiled loop.
+        whole, parts, *sizes, traced = came["again"]
+        assert (parts, sizes, traced) == (max(1, replicas), [whole] * 2, 1)
+        if replicas:
+            # The host has no part in the steps of a call; what is asserted is seen where it is so.
+            assert came["ahead on host"] == []
+            assert any("IteratorGetNext" in name for name in came["plain on host"])
+    # Two replicas equal one device.
+    np.testing.assert_allclose(found[2]["ahead"]["losses"], found[1]["plain"]["losses"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("arrived", "ended", "waits"), [
+    ([-3, -2, -1, -1], 4, [0, 0, 0, 0]),
+    # Each step takes 1, and each batch comes 2 after the one before.
+    ([1, 3, 5, 7], 8, [1, 1, 1, 1]),
+    # One batch of four is late; the others were there.
+    ([-1, -1, 5, 5], 7, [0, 0, 3, 0]),
+    # The last came as the call ended: a step takes no time.
+    ([0, 2], 2, [0, 2]),
+    ([], 1, []),
+])  # fmt: skip
+def test_waits_are_what_batches_came_late_by(arrived, ended, waits):
+    np.testing.assert_allclose(feed.waits(np.array(arrived, float), 0.0, ended), waits, atol=1e-9)
+
+
+def test_only_devices_with_memory_of_their_own_are_fed_ahead():
+    name = "/job:worker/replica:0/task:1/device:{}:0"
+    assert feed.feeds_ahead([name.format("GPU")])
+    assert not any(feed.feeds_ahead(devices) for devices in ([], [name.format("CPU")], [name.format("TPU")]))
+
+
+@pytest.mark.slow
+def test_processes_that_are_fed_ahead_train_to_the_same(pipeline):
+    ran = pipeline(
+        "-m", "strategy=multi_worker", "workers=2", "data=digits", "train.replica_batch=50", "train.epochs=2", *QUICK,
+        "strategy.build._target_=pipeline.strategies.multi_worker,fed.multi_worker", "data.service=null,1",
+    ).ok()  # fmt: skip
+    plain, by_service, ahead, ahead_by_service = ran.results
+    for name in ("loss", "metrics", "val_loss", "val_metrics"):
+        assert ahead[name] == plain[name]
+        assert ahead_by_service[name] == by_service[name]
+
+
+LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1"}
+PROCESS = """
+import json, signal, sys, threading
+signal.alarm(120)  # The kernel ends a process that hangs, also one that waits for its interpreter lock.
+import tensorflow as tf
+from pipeline.worker.tensorflow import loopback
+held = loopback.listen_on_loopback_only() and loopback.listen_on_loopback_only()
+started = False
+def compete_for_the_interpreter_lock():
+    while not started:
+        pass
+threading.Thread(target=compete_for_the_interpreter_lock, daemon=True).start()
+def server():
+    try:
+        return tf.distribute.Server({"worker": [sys.argv[1]]}, job_name="worker", task_index=0)
+    except tf.errors.UnknownError as error:
+        return error
+loopback.on_loopback, as_ever = lambda address: signal.raise_signal(signal.SIGINT), loopback.on_loopback
+print(json.dumps([held, server().message]), flush=True)
+sys.stdin.readline()
+loopback.on_loopback = as_ever
+made = server()
+started = True
+print(json.dumps([held, made.target]), flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def answer(process: subprocess.Popen[str]) -> list[object]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"ended with {process.wait()} before it had a server (-14: it hung)"
+    return list(json.loads(line))
+
+
+def listening(pid: int) -> list[tuple[str, int]]:
+    """(host, port) of every listening TCP socket of a process."""
+    sockets = psutil.Process(pid).net_connections("tcp")
+    return [(one.laddr.ip, one.laddr.port) for one in sockets if one.status == psutil.CONN_LISTEN]
+
+
+@pytest.mark.parametrize(("family", "before", "given", "expected", "after"), [
+    (socket.AF_INET, "1f90", "0.0.0.0", "127.0.0.1", "00" * 8),
+    (socket.AF_INET, "1f90", "10.0.0.7", "10.0.0.7", "00" * 8),
+    (socket.AF_INET6, "1f9000000001", "::", "::ffff:127.0.0.1", "00000002"),
+    (socket.AF_INET6, "1f9000000001", "::ffff:0.0.0.0", "::ffff:127.0.0.1", "00000002"),
+    (socket.AF_INET6, "1f9000000001", "::1", "::1", "00000002"),
+])  # fmt: skip
+def test_only_a_wildcard_address_changes(family, before, given, expected, after):
+    def sockaddr(host: str) -> bytes:
+        start = family.to_bytes(2, sys.byteorder) + bytes.fromhex(before)
+        return start + socket.inet_pton(family, host) + bytes.fromhex(after)
+
+    assert on_loopback(sockaddr(given)) == sockaddr(expected)
+
+
+def test_a_process_without_tensorflow_is_promised_nothing() -> None:
+    code = "from pipeline.worker.tensorflow.loopback import listen_on_loopback_only; print(listen_on_loopback_only())"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "False\n"
+
+
+def test_a_ctrl_c_amid_the_bind_leaves_no_server_and_the_next_one_listens_on_loopback_only() -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with reserved_ports(1) as (port,):
+        command = [sys.executable, "-c", PROCESS, f"127.0.0.1:{port}"]
+        with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as server:
+            try:
+                assert answer(server) == [True, "Could not start gRPC server"]
+                assert listening(server.pid) == []
+                print(file=server.stdin, flush=True)
+                assert answer(server) == [True, f"grpc://127.0.0.1:{port}"]
+                heard = listening(server.pid)
+            finally:
+                server.kill()
+    assert {at for _, at in heard} == {port}
+    assert {host for host, _ in heard} <= LOOPBACK
+
+
+@pytest.mark.slow
+def test_no_process_of_a_run_listens_beyond_loopback_whatever_its_role(tmp_path: Path) -> None:
+    command = start(
+        tmp_path, "-m", "strategy=multi_worker,parameter_server", "workers=2", "measure.steps=0",
+        "measure.baseline=none", "model=mlp", "data=digits", "train.steps=600", "train.steps_per_call=5",
+        "tracking.system_metrics_seconds=0", "train.check=off",
+    )  # fmt: skip
+    began, heard, roles = time.monotonic(), set(), set()
+    with command:
+        while command.poll() is None and time.monotonic() < began + 150:
+            for each in [psutil.Process(command.pid), *psutil.Process(command.pid).children(recursive=True)]:
+                # A process may end while it is looked at.
+                with suppress(psutil.Error, OSError):
+                    heard |= {(each.pid, host) for host, _ in listening(each.pid)}
+            time.sleep(0.3)
+        command.kill()
+    for log in tmp_path.glob("outputs/sweeps/*/*/events.jsonl"):
+        told = [json.loads(line) for line in log.read_text().splitlines()]
+        assert told[-1]["status"] == "FINISHED"
+        pids = {event["pid"]: event["role"] for event in told if event["event"] == "started"}
+        roles |= {role for pid, role in pids.items() if pid in {pid for pid, _ in heard}}
+    assert roles == {"chief", "worker", "coordinator", "parameter server"}
+    assert {host for _, host in heard} <= LOOPBACK
+    assert not left_behind(tmp_path)

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,8 @@ from pipeline.worker.tensorflow.loop import Loop
 
 TPU = ("strategy=tpu", "hardware=tpu_v5e_4")
 REHEARSED = (*TPU, "hardware.rehearse=true")
+# Where nothing listens.
+CLOSED = "grpc://127.0.0.1:1"
 
 
 @contextmanager
@@ -82,14 +84,6 @@ def grpc_server(answer: bytes | None) -> Iterator[str]:
 
 
 @contextmanager
-def closed() -> Iterator[str]:
-    """An address where nothing listens."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        yield f"grpc://127.0.0.1:{unused.getsockname()[1]}"
-
-
-@contextmanager
 def tensorflow_worker() -> Iterator[str]:
     """The address of TensorFlow's own server, in a process that has no TPU."""
     code = (
@@ -115,7 +109,7 @@ def refusal(ran: Ran) -> str:
 
 
 @pytest.mark.parametrize(("place", "words"), [
-    (closed, "no connection: Connection refused"),
+    (lambda: nullcontext(CLOSED), "no connection: Connection refused"),
     (lambda: listening(None, backlog=0), "no connection within 3 s"),
     (lambda: listening(None), "something that connects and says nothing"),
     (lambda: listening(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "something that does not speak gRPC"),
@@ -170,18 +164,15 @@ def test_what_no_tpu_could_run_is_refused_before_anything_starts(asked, argument
 
 
 def test_the_environment_s_address_is_asked_too(asked):
-    with closed() as address:
-        assert "received no connection: Connection refused" in refusal(asked(*TPU, TPU_NAME=address))
+    assert "received no connection: Connection refused" in refusal(asked(*TPU, TPU_NAME=CLOSED))
     assert "(TPU_NAME=my-tpu is no address)" in refusal(asked(*TPU, TPU_NAME="my-tpu"))
 
 
 def test_a_plan_can_be_looked_at_anywhere(asked):
     ran = asked("mode=plan", "strategy=tpu", "hardware=tpu_v5e_8", "data=synthetic").ok()
-    assert "8 TPU workers" in ran.out
-    assert "mixed_bfloat16" in ran.out
-    assert "hardware=tpu_v5e_8 is a TPU, this machine has none: a run here is refused" in ran.out
-    assert "TPU:0-7" in ran.out
-    assert "none, so no speedup" in ran.out
+    refused = "hardware=tpu_v5e_8 is a TPU, this machine has none: a run here is refused"
+    for words in ("8 TPU workers", "mixed_bfloat16", refused, "TPU:0-7", "none, so no speedup"):
+        assert words in ran.out
 
 
 def test_a_rehearsal_trains_in_bfloat16_says_so_and_validates_every_example(pipeline):
@@ -196,8 +187,7 @@ def test_a_rehearsal_trains_in_bfloat16_says_so_and_validates_every_example(pipe
     assert any("each epoch leaves out up to 255 training examples" in note for note in result["notes"])
     assert result["speedup"]
     (built,) = [event for event in ran.events("built") if event["group"] == "point"]
-    assert built["validation_examples"] == 359
-    assert built["steps_per_epoch"] == 5
+    assert (built["validation_examples"], built["steps_per_epoch"]) == (359, 5)
     assert "(rehearsal" in ran.out
 
 

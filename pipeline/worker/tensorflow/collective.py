@@ -26,6 +26,8 @@ from pipeline.worker.shared_memory import PeerLostError
 
 # What replicas add: gradients, of which those of embeddings may be rows alone, losses, counts, statistics.
 Addend: TypeAlias = tf.Tensor | tf.IndexedSlices
+# Of variables, which a step may leave out.
+Gradients: TypeAlias = Sequence[Addend | None]
 # What every process calls with values of equal types and shapes; each gets what all have agreed on.
 Agree: TypeAlias = Callable[[Sequence[tf.Tensor | np.ndarray]], list[tf.Tensor]]
 # Of a text that processes tell each other.
@@ -108,12 +110,10 @@ def over_replicas(strategy: tf.distribute.Strategy, collective: Collective[Adden
 from_first = partial(over_replicas, of_first=True)
 
 
-def texts(
-    strategy: tf.distribute.Strategy, collective: Collective[Addend], where: ReplicaPlace, text: str
-) -> list[str]:
+def texts(strategy: tf.distribute.Strategy, collective: Collective[Addend], where: ReplicaPlace, own: str) -> list[str]:
     """Returns the texts of all processes, cut to `MOST_BYTES`; all call this together."""
     codes = np.zeros((where.processes, MOST_BYTES))
-    encoded = text.encode()[:MOST_BYTES]
+    encoded = own.encode()[:MOST_BYTES]
     codes[where.number, : len(encoded)] = list(encoded)
     (sums,) = over_replicas(strategy, collective)([tf.constant(codes)])
     rows = (sums.numpy() / where.local).astype(np.uint8)
@@ -139,9 +139,7 @@ def lost_a_peer(error: BaseException) -> bool:
     return isinstance(error, (*kinds, PeerLostError)) or left
 
 
-def joined(
-    join: Callable[[Sequence[Sequence[tf.Tensor]]], list[tf.Tensor]], arrays: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
+def joined(join: Callable[..., list[tf.Tensor]], arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns what `join` makes of [array, replica] of all replicas of this process, for each of them."""
 
     def merged(strategy: tf.distribute.Strategy, *of_replicas: tf.Tensor) -> list[tf.Tensor]:
@@ -174,9 +172,7 @@ def _added(context: tf.distribute.ReplicaContext, arrays: Sequence[tf.Tensor]) -
 
 
 def with_sums_as_gradients(
-    add: Callable[[Sequence[tf.Tensor]], list[Addend]],
-    add_gradients: Callable[[Sequence[Addend]], list[Addend]],
-    arrays: Sequence[tf.Tensor],
+    add: Callable[..., list[Addend]], add_gradients: Callable[..., list[Addend]], arrays: Sequence[tf.Tensor]
 ) -> list[Addend]:
     """The sums of arrays, as whose gradients the sums of the gradients flow back."""
 
@@ -194,10 +190,7 @@ def by_type(arrays: Sequence[tf.Tensor], places: Iterable[int]) -> dict[tuple[in
     alike = dict[tf.DType, list[int]]()
     for place in places:
         alike.setdefault(arrays[place].dtype, []).append(place)
-    return {
-        tuple(of_type): tf.concat([tf.reshape(arrays[place], [-1]) for place in of_type], 0)
-        for of_type in alike.values()
-    }
+    return {tuple(same): tf.concat([tf.reshape(arrays[place], [-1]) for place in same], 0) for same in alike.values()}
 
 
 def parted(arrays: Sequence[tf.Tensor], vectors: Iterable[tuple[tuple[int, ...], tf.Tensor]]) -> dict[int, tf.Tensor]:
@@ -226,9 +219,7 @@ FULL_ENOUGH = 4
 
 
 def by_kind(
-    arrays: Sequence[Addend],
-    add: Callable[[Sequence[tf.Tensor]], Sequence[Addend]],
-    add_rows: Callable[[Sequence[tf.IndexedSlices]], Sequence[Addend]],
+    arrays: Sequence[Addend], add: Callable[..., Sequence[Addend]], add_rows: Callable[..., Sequence[Addend]]
 ) -> list[Addend]:
     """The sums of arrays, of which dense ones and rows are added each in a way of their own."""
     summed = dict[int, Addend]()
@@ -239,9 +230,7 @@ def by_kind(
     return [summed[place] for place in range(len(arrays))]
 
 
-def with_rows(
-    gather: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]], slices: Sequence[tf.IndexedSlices]
-) -> list[tf.IndexedSlices]:
+def with_rows(gather: Callable[..., list[tf.Tensor]], slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
     """The rows of the first replica, of the second, and so on, as one device has them for the global batch."""
     of_all = gather([tensor for one in slices for tensor in (one.values, one.indices)])
     return [
@@ -266,9 +255,7 @@ def _of_replicas(local: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
     return gathered(add, number // here, processes, rows)
 
 
-def gathered(
-    add: Callable[[tf.Tensor], tf.Tensor], number: int | tf.Tensor, count: int, arrays: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
+def gathered(add: Any, number: int | tf.Tensor, count: int, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """For each array those of all `count` who add, one after another; this is `number`. Those alike travel together."""
     lengths = tf.stack([tf.shape(array, tf.int64)[0] for array in arrays])
     # [who, array]

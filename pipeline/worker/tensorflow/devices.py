@@ -43,9 +43,8 @@ def prepare_devices(plan: Plan, process: Process) -> None:
         tf.config.experimental.set_memory_growth(gpu, True)
     # A TPU is found when the strategy connects to it.
     if not on_gpu and plan.hardware.kind != "tpu":
-        cpu = tf.config.list_physical_devices("CPU")[0]
         parts = [tf.config.LogicalDeviceConfiguration()] * max(1, len(process.devices))
-        tf.config.set_logical_device_configuration(cpu, parts)
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
         optimize_graphs_once()
         # Of threads that share a core, one that looks out for work before it sleeps takes it from those that have some.
         context.context()._config.experimental.disable_thread_spinning = len(process.cores) == 1
@@ -143,5 +142,5 @@ def _outlast_stalls(plan: Plan) -> None:
 
 def _stay_on_loopback(plan: Plan, process: Process, emit: Emit) -> None:
     addresses = [process.address for process in plan.processes if process.address]
-    if addresses and all(stays_here(address) for address in addresses) and not loopback.listen_on_loopback_only():
+    if addresses and all(map(stays_here, addresses)) and not loopback.listen_on_loopback_only():
         emit(Warned(f"TensorFlow listens on every network interface of this machine at {process.address}."))

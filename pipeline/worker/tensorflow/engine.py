@@ -110,7 +110,7 @@ class TensorFlowEngine(WorkerProcess):
             plan, model, getattr(whole, "class_names", None), lambda: inspection.examples_of(whole, 0, 1, classes),
             self._note,
         )  # fmt: skip
-        if (placed := placement.of(model)) is not None:
+        if (placed := vars(model).get(step.PLACED_AS)) is not None:
             note = placement.checked(model, placed, self._loop.graph(), self._data.folder)
             self._note(note, warn=False)
         return events.Built(

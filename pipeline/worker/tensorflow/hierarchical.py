@@ -38,41 +38,30 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> C
         note = f"TensorFlow adds, in place of shared memory: {error}."
         return TensorFlowCollective(plan.workers, note, plan.bucket_bytes)
     of_hosts = list(dict.fromkeys(hosts))
-    is_first = number == first and len(of_hosts) > 1
-    ring = HostRing(strategy, of_hosts.index(process.host), len(of_hosts)) if is_first else None
-    return SharedMemoryCollective(plan.workers, local, memory, len(of_hosts), ring, plan.bucket_bytes)
+    ring = host_ring(strategy, len(of_hosts)) if number == first and len(of_hosts) > 1 else None
+    host = of_hosts.index(process.host)
+    return SharedMemoryCollective(plan.workers, local, memory, host, len(of_hosts), ring, plan.bucket_bytes)
 
 
-class HostRing:
-    """TensorFlow's ring over one process of each of so many hosts, of which this process's is number `host`."""
-
-    def __init__(self, strategy: tf.distribute.Strategy, host: int, hosts: int) -> None:
-        device = strategy.extended.worker_devices[0]
-        kinds = tf.distribute.experimental.CommunicationImplementation
-        options = tf.distribute.experimental.CommunicationOptions(implementation=kinds.RING)
-        keys = cross_device_utils.CollectiveKeys(FIRST_KEY)
-        group = keys.get_group_key([device])
-        # It draws another key for each call of a graph, which TensorFlow can tell from an earlier one.
-        self._launcher = cross_device_utils.CollectiveReplicaLauncher(group, hosts, keys, device, options)
-        self._host, self._hosts = host, hosts
-
-    def sum(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums over hosts of arrays of equal shapes."""
-        return [self._launcher.all_reduce(array) for array in arrays]
-
-    def gather(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """For each array those of all hosts, one after another, along the first axis."""
-        return sums.gathered(self._launcher.all_reduce, self._host, self._hosts, arrays)
+def host_ring(strategy: tf.distribute.Strategy, hosts: int) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns what adds up by TensorFlow's ring over one process of each of so many hosts."""
+    device = strategy.extended.worker_devices[0]
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    options = tf.distribute.experimental.CommunicationOptions(implementation=kinds.RING)
+    keys = cross_device_utils.CollectiveKeys(FIRST_KEY)
+    # It draws another key for each call of a graph, which TensorFlow can tell from an earlier one.
+    launcher = cross_device_utils.CollectiveReplicaLauncher(keys.get_group_key([device]), hosts, keys, device, options)
+    return launcher.all_reduce  # type: ignore[no-any-return]
 
 
 class SharedMemoryCollective:
     """Adds over processes of some hosts, `local` replicas in each; the first of each host has the ring of hosts."""
 
     def __init__(
-        self, replicas: int, local: int, memory: Memory, hosts: int, ring: HostRing | None, bucket_bytes: int | None
+        self, replicas: int, local: int, memory: Memory, host: int, hosts: int, ring: Any, bucket_bytes: int | None
     ) -> None:
-        self.replicas, self._local, self._memory, self._hosts, self._ring = replicas, local, memory, hosts, ring
-        self._bucket_bytes = bucket_bytes
+        self.replicas, self._local, self._memory, self._bucket_bytes = replicas, local, memory, bucket_bytes
+        self._host, self._hosts, self._ring = host, hosts, ring
 
     def sum(self, arrays: Sequence[Addend]) -> list[Addend]:
         """The sums, those of dense arrays in one message or in buckets, and as their gradients those of gradients."""
@@ -88,9 +77,7 @@ class SharedMemoryCollective:
     def _total(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return sums.with_sums_as_gradients(partial(self._joined, self._added), self._total, arrays)
 
-    def _joined(
-        self, join: Callable[[Sequence[Sequence[tf.Tensor]]], list[tf.Tensor]], local: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor]:
+    def _joined(self, join: Callable[..., list[tf.Tensor]], local: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return join([[one] for one in local]) if self._local == 1 else sums.joined(join, local)
 
     def _added(self, by_replica: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
@@ -99,24 +86,22 @@ class SharedMemoryCollective:
             local = [one[0] if len(one) == 1 else tf.add_n(one) for one in by_replica]
             buckets = sums.in_buckets(dict(enumerate(local)), self._bucket_bytes)
             messages = [sums.by_type(local, bucket) for bucket in buckets]
-            added = self._call(self._memory.sum, HostRing.sum, [list(message.values()) for message in messages])
+            arrays = [list(message.values()) for message in messages]
+            added = self._call(self._memory.sum, lambda joined: list(map(self._ring, joined)), arrays)
             summed = sums.parted(local, zip(itertools.chain(*messages), added, strict=True))
             return [summed[place] for place in range(len(local))]
 
     def _gathered(self, by_replica: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         with tf.device("CPU:0"):
-            rows = [tf.concat(one, 0) for one in by_replica]
-            return self._call(self._memory.gather, HostRing.gather, [rows])
+            over_hosts = partial(sums.gathered, self._ring, self._host, self._hosts)
+            return self._call(self._memory.gather, over_hosts, [[tf.concat(one, 0) for one in by_replica]])
 
-    def _call(
-        self, join: Callable[..., Any], over_hosts: Callable[..., Any], messages: Sequence[Sequence[tf.Tensor]]
-    ) -> list[tf.Tensor]:
+    def _call(self, join: Any, over_hosts: Any, messages: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """Joins arrays of this host's processes, message by message, then those of all hosts, handed on at the end."""
         joined = [_called(join, arrays) for arrays in messages]
         if self._hosts > 1:
             # To hand on is to gather what the others add nothing to.
-            ring = self._ring
-            own = [[one[:0] for one in arrays] if ring is None else over_hosts(ring, arrays) for arrays in joined]
+            own = [[one[:0] for one in arrays] if self._ring is None else over_hosts(arrays) for arrays in joined]
             joined = [_called(self._memory.gather, list(itertools.chain(*own)))]
         return list(itertools.chain(*joined))
 

@@ -144,17 +144,16 @@ class Loop(TrainingLoop):
 
     def graph(self, examples: int | None = None) -> tf.Graph:
         """The graph of the compiled loop, compiled now if it was not yet; or of one for so many examples a replica."""
+        train: tf.types.experimental.PolymorphicFunction = self._train if examples is None else self.compiled_anew()
         if examples is None:
-            compiled: tf.types.experimental.PolymorphicFunction = self._train
-            return compiled.get_concrete_function(self.reader(), tf.constant(1)).graph
+            return train.get_concrete_function(self.reader(), tf.constant(1)).graph
 
         def batch(spec: tf.TensorSpec) -> tf.Tensor:
             return tf.zeros([examples, *spec.shape[1:]] if spec.shape.rank else [], spec.dtype)
 
         spec = self.train_data.stream().element_spec
         batches = tf.data.Dataset.range(1).map(lambda _: tf.nest.map_structure(batch, spec)).repeat()
-        anew: tf.types.experimental.PolymorphicFunction = self.compiled_anew()
-        return anew.get_concrete_function(feed.iterator(self.strategy, batches), tf.constant(1)).graph
+        return train.get_concrete_function(feed.iterator(self.strategy, batches), tf.constant(1)).graph
 
     def facts(self) -> Facts:
         """Returns the bytes that a replica sends in a step for its gradients, with all rows of embeddings."""
@@ -210,12 +209,11 @@ class Loop(TrainingLoop):
         """The results of metrics that a step gives back, or the part of that name where one has several."""
         if self.own is None:
             return self.model.get_metrics_result()  # type: ignore[no-any-return]
-        sources = self.own.returned(not validating).metrics.items()
-        results = {name: (metric.result(), part) for name, (metric, part) in sources}
-        return {
-            name: tf.convert_to_tensor(result if part is None else result[part])
-            for name, (result, part) in results.items()
-        }
+        results = dict[str, tf.Tensor]()
+        for name, (metric, part) in self.own.returned(not validating).metrics.items():
+            result = metric.result()
+            results[name] = tf.convert_to_tensor(result if part is None else result[part])
+        return results
 
     def _metrics_variables(self) -> list[keras.Variable]:
         variables: list[keras.Variable] = self.model.metrics_variables

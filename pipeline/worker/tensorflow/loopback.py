@@ -1,10 +1,9 @@
 """Turns a bind to every address into a bind to 127.0.0.1, inside TensorFlow's libraries and nowhere else.
 
-A run on one machine must not be reachable from another, but TensorFlow's gRPC server takes only the port from the
-cluster: it binds "0.0.0.0:PORT", a constant in grpc_server_lib.cc that no option or environment variable changes.
-Gentler ways fail: to preload a shim takes a compiler, a network namespace or a firewall rule takes rights that a
-user may not have, and a bound socket cannot be moved. So this replaces the pointers through which TensorFlow calls
-libc's `bind` and `listen`: its slots in the global offset table (System V ABI, chapter 5, "Dynamic Linking").
+A run on one machine must not be reachable from another, but TensorFlow's gRPC server binds "0.0.0.0:PORT", a constant
+in grpc_server_lib.cc that no option changes. To preload a shim takes a compiler, a network namespace or a firewall rule
+takes rights that a user may not have, and a bound socket cannot be moved. So this replaces the pointers through which
+TensorFlow calls libc's `bind` and `listen`: its slots in the global offset table (System V ABI, chapter 5).
 """
 
 import ctypes

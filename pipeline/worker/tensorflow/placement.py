@@ -3,7 +3,6 @@
 A layer's own operations are placed when it is called. TensorFlow makes those of its backward pass in a name scope
 that is named after that of the forward pass, so that they are known. What is left, such as the update of a weight,
 follows the data. `plan.division` says where each layer goes, and the graph is asked whether it is there.
-
 On micro-batches one device computes on the next of them meanwhile: all go forward, the loss is that of the whole batch,
 and all go back, as in GPipe (Huang et al. 2019), so that only what a layer computes over a batch is not of the whole.
 """
@@ -140,11 +139,6 @@ class Placement:
                 return ""
             handle = captured[handle.name]
         return str(handle.device)
-
-
-def of(model: keras.Model) -> Placement | None:
-    """Returns the placement of a model that is laid over several devices; None for another."""
-    return vars(model).get(steps.PLACED_AS)  # type: ignore[no-any-return]
 
 
 def in_host_memory() -> contextlib.AbstractContextManager[None]:

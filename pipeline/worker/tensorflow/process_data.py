@@ -85,7 +85,7 @@ class ProcessData(loading.WholeData):
             build += json.dumps(plan.training.class_weight, sort_keys=True)
         if isinstance(part, Examples) and part.digest is not None:
             # Other runs on the same data can use it.
-            files = [dataclasses.astuple(segment) for segment in part.raw] if part.in_files else part.count
+            files = list(map(dataclasses.astuple, part.raw)) if part.in_files else part.count
             return inspection.in_file(part, Path(plan.output_dir) / "cache", f"{build} {part.digest} {files}")
         shard = self._process.rank if self.has_shards() else 0
         return inspection.in_file(part, self.folder / "cache", f"{build} {name} {shard}")
@@ -109,10 +109,8 @@ class ProcessData(loading.WholeData):
     def _divided(self, part: Part | None) -> tuple[Part | None, bool]:
         """(what this process reads of a part, whether others read something else)."""
         leaders = self._plan.leaders
-        if len(leaders) == 1 or part is None or self.has_shards():
+        if len(leaders) == 1 or self.has_shards() or not (isinstance(part, Examples) and part.in_files):
             return part, len(leaders) > 1 and self.has_shards()
-        if not (isinstance(part, Examples) and part.in_files):
-            return part, False
         files = [segment.records for segment in part.raw]
         # Files that were lost may leave too few for what was asked.
         policy = self._plan.data.shard if len(files) >= len(leaders) else "auto"
@@ -139,13 +137,12 @@ class ProcessData(loading.WholeData):
 
     def name_broken(self, error: Exception) -> None:
         """Raises what is broken in the data, if that is what an operation has failed for."""
-        if not lost_a_peer(error):
-            for part in self.parts.values():
-                broken = loading.broken(part, self.classes, 0, 1, thorough=True)
-                # Without it, a label is found wrong by the model alone, which is made once examples are left out.
-                unsaid = self.classes if self._plan.data.num_classes is None else None
-                also = "" if unsaid is None else f"data.num_classes={unsaid} "
-                loading.refuse([*broken, *inspection.first_broken(part, self.classes)], [], also)
+        # Without it, a label is found wrong by the model alone, which is made once examples are left out.
+        is_unsaid = self._plan.data.num_classes is None and self.classes is not None
+        for part in () if lost_a_peer(error) else self.parts.values():
+            broken = loading.broken(part, self.classes, 0, 1, thorough=True)
+            also = f"data.num_classes={self.classes} " * is_unsaid
+            loading.refuse([*broken, *inspection.first_broken(part, self.classes)], [], also)
 
     def has_shards(self) -> bool:
         """True if the data are made in shards, one for each process."""
@@ -257,8 +254,7 @@ def shapes(batch: Batch | None) -> str:
     if batch is None:
         return "none"
     parts = zip(("x", "y", "sample_weight"), keras.utils.unpack_x_y_sample_weight(batch), strict=True)
+    present = ((name, part) for name, part in parts if part is not None)
     return ", ".join(
-        f"{name} {tf.nest.map_structure(lambda leaf: list(leaf.shape)[1:], part)}"
-        for name, part in parts
-        if part is not None
+        f"{name} {tf.nest.map_structure(lambda leaf: list(leaf.shape)[1:], part)}" for name, part in present
     )

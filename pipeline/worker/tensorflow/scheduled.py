@@ -1,9 +1,8 @@
 """The loop of an asynchronous training: its coordinator hands out steps, and workers make them, each at its pace.
 
 Each step trains the batch that its number stands for, whoever makes it, and what it counted comes back with its result:
-examples and metrics are those of the steps that were handed out, also where workers were lost and steps made again.
-
-A message to a server costs more than the bytes of small weights, so a server sends all of its weights in one, and gets
+examples and metrics are those of the steps that were handed out, also where workers were lost and steps made again. A
+message to a server costs more than the bytes of small weights, so a server sends all of its weights in one, and gets
 their gradients in another. What updates the weights is all computed where they are.
 """
 
@@ -71,9 +70,7 @@ class AsyncLoop(Loop):
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self._source = iter(self._coordinator.create_per_worker_dataset(source.made))
         self._fresh = [np.array(variable) for variable in self._counted]
-        self._call = _scheduled_steps(
-            self.model, self.strategy, source.batch, self._counted, self._fresh, self.replicas.gradient_bits
-        )
+        self._call = self._compiled_steps(source.batch)
         self._compiled: tf.types.experimental.ConcreteFunction | None = None
         # Steps under way, and the calls that those are in.
         self.pending, self._under_way, self._since = 0, 0, 0.0
@@ -178,78 +175,110 @@ class AsyncLoop(Loop):
         metrics = [part.reshape(value.shape) for part, value in zip(state, self._fresh, strict=True)]
         self._done.put((int(worker[0]), losses, sizes.astype(np.float32), stale, waits, metrics))
 
+    def _compiled_steps(self, batch: Callable[..., Batch]) -> Callable[..., tuple[Nested[tf.Tensor], ...]]:
+        """Returns steps of one worker, while others make theirs: (source, rows, edges [steps + 1]) -> `Done`.
 
-def _scheduled_steps(
-    model: keras.Model,
-    strategy: tf.distribute.Strategy,
-    batch: Callable[..., Batch],
-    counted: Sequence[keras.Variable],
-    fresh: Sequence[np.ndarray],
-    gradient_bits: int = 32,
-) -> Callable[[Iterator[Batch], tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]:
-    """Compiles steps of one worker, while others make theirs: (source, rows, edges [steps + 1]) -> `Done`.
+        Staleness counts the updates between reading the variables and updating them. A step's batch is `batch(source,
+        rows, edge, next edge)`; the variables that metrics have `counted` in begin as `fresh`.
+        """
+        model, strategy, counted, fresh = self.model, self.strategy, self._counted, self._fresh
+        all_reduce_once(model.optimizer)
+        call = caller(model)
+        updates = model.optimizer.iterations.value
 
-    Staleness counts the updates between reading the variables and updating them. A step's batch is `batch(source, rows,
-    edge, next edge)`; the variables that metrics have `counted` in begin as `fresh`.
-    """
-    all_reduce_once(model.optimizer)
-    call = caller(model)
-    updates = model.optimizer.iterations.value
+        def replica_step(batch: Batch, state: Sequence[tf.Tensor], before: tf.Tensor) -> tuple[Any, ...]:
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+            state, variables = list(state), model.trainable_variables
+            held, apart = [variable.value for variable in variables], metrics.counted_apart(model, counted, state)
+            with fetched(model, before) as held_here, apart as counting, tf.GradientTape() as tape:
+                tape.watch(list(held_here.values()))
+                y_pred = call(x, training=True)
+                values = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=True)
+                scaled = model.optimizer.scale_loss(values[0])
+            of_fetched, of_held = tape.gradient(scaled, [held_here, held])
+            parts = [(of_fetched.get(id(one)), gradient) for one, gradient in zip(variables, of_held, strict=True)]
+            both = ([part for part in of_one if part is not None] for of_one in parts)
+            gradients = [tf.add(*some) if len(some) == 2 else next(iter(some), None) for some in both]
+            counting(model.compute_metrics, x, y, y_pred, sample_weight=weights)
+            return values, state, gradients
 
-    def replica_step(
-        batch: Batch, state: Sequence[tf.Tensor], before: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor], list[Addend | None]]:
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-        state, variables = list(state), model.trainable_variables
-        held, apart = [variable.value for variable in variables], metrics.counted_apart(model, counted, state)
-        with fetched(model, before) as held_here, apart as counting, tf.GradientTape() as tape:
-            tape.watch(list(held_here.values()))
-            y_pred = call(x, training=True)
-            values = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=True)
-            scaled = model.optimizer.scale_loss(values[0])
-        of_fetched, of_held = tape.gradient(scaled, [held_here, held])
-        parts = [(of_fetched.get(id(one)), gradient) for one, gradient in zip(variables, of_held, strict=True)]
-        gradients: list[Addend | None] = [
-            second if first is None else first if second is None else tf.add(first, second) for first, second in parts
-        ]
-        counting(model.compute_metrics, x, y, y_pred, sample_weight=weights)
-        return values, state, gradients
+        def one(
+            source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor, index: tf.Tensor, state: Sequence[tf.Tensor],
+            values: tf.TensorArray, sizes: tf.TensorArray, waits: tf.TensorArray,
+        ) -> tuple[Carried, ...]:  # fmt: skip
+            own_batch, waited = awaited(lambda: batch(source, rows, edges[index], edges[index + 1]), after=values)
+            with losses.without_keras_scaling(), _added_in_place(), updating(model.optimizer):
+                with tf.device(updates.device):
+                    before = updates.read_value()
+                loss, state, gradients = strategy.run(replica_step, args=(own_batch, state, before))
+                stale = self._applied(gradients, before)
+            size = tf.shape(tf.nest.flatten(own_batch)[0], tf.int64)[0]
+            written = [array.write(index, value) for array, value in ((values, loss), (sizes, size), (waits, waited))]
+            return index + 1, stale, state, *written
 
-    def one(
-        source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor, index: tf.Tensor, state: Sequence[tf.Tensor],
-        values: tf.TensorArray, sizes: tf.TensorArray, waits: tf.TensorArray,
-    ) -> tuple[Carried, ...]:  # fmt: skip
-        own_batch, waited = awaited(lambda: batch(source, rows, edges[index], edges[index + 1]), after=values)
-        with losses.without_keras_scaling(), _added_in_place(), updating(model.optimizer):
+        def steps(source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tuple[Nested[tf.Tensor], ...]:
+            def some(number: int, first: tf.Tensor, stale: tf.TensorArray, *others: Carried) -> tuple[Carried, ...]:
+                index, rest, ages = first, list(others), []
+                for _ in range(number):
+                    index, age, *rest = one(source, rows, edges, index, *rest)
+                    ages.append(age)
+                with tf.device(updates.device):
+                    together = tf.cast(tf.stack(ages), tf.int64)
+                return index, stale.scatter(tf.range(first, index), together), *rest
+
+            count, variables = tf.shape(edges)[0] - 1, model.trainable_variables
+            is_small = len(variables) <= FEW and sum(map(bytes_of, variables)) < LARGE
+            arrays = [tf.TensorArray(kind, size=count) for kind in (tf.int64, tf.float32, tf.int64, tf.float32)]
+            carried = (0, arrays[0], [tf.constant(value) for value in fresh], *arrays[1:])
+            for number in (UNROLLED, 1) if is_small else (1,):
+                more = partial(lambda by, index, *_: index + by <= count, number)
+                carried = tf.while_loop(more, partial(some, number), carried)
+            _, stale, state, values, sizes, waits = carried
+            worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+            return worker, *(array.stack() for array in (values, sizes, stale, waits)), state
+
+        return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
+
+    def _applied(self, gradients: Sequence[Addend | None], before: tf.Tensor) -> tf.Tensor:
+        """Updates weights by gradients, which each server gets in one message; returns the updates since `before`."""
+        # With 16 `bits`, dense gradients travel as bfloat16.
+        bits, optimizer, variables = self.replicas.gradient_bits, self.model.optimizer, self.model.trainable_variables
+        updates = optimizer.iterations.value
+        pairs = zip(variables, gradients, strict=True)
+        present = {id(variable): gradient for variable, gradient in pairs if gradient is not None}
+        by_server = _by_server(variable for variable in variables if id(variable) in present)
+        sparse = {key for key, gradient in present.items() if isinstance(gradient, tf.IndexedSlices)}
+        dense = {key: narrowed(one) if bits == 16 else one for key, one in present.items()}
+        parts_of = {key: [one.values, one.indices] if key in sparse else [one] for key, one in dense.items()}
+        leaves = {device: [leaf for one in held for leaf in parts_of[id(one)]] for device, held in by_server.items()}
+        messages_to = {device: joined(arrays) for device, arrays in leaves.items()}
+
+        def apply(before: tf.Tensor, received: dict[str, list[tf.Tensor]]) -> tf.Tensor:
+            arrived: dict[int, Addend] = {}
+            for device, held in by_server.items():
+                with tf.device(device):
+                    parts = iter(split(received[device], leaves[device]))
+                    for variable in held:
+                        key, values = id(variable), next(parts)
+                        arrived[key] = widened(values, present[key].dtype)
+                        if key in sparse:
+                            shape = tf.constant(list(variable.shape), tf.int32)
+                            arrived[key] = tf.IndexedSlices(values, next(parts), shape)
+            all_here = tf.nest.flatten(list(arrived.values()), expand_composites=True)
             with tf.device(updates.device):
-                before = updates.read_value()
-            loss, state, gradients = strategy.run(replica_step, args=(own_batch, state, before))
-            stale = _applied(strategy, model, gradients, before, gradient_bits)
-        size = tf.shape(tf.nest.flatten(own_batch)[0], tf.int64)[0]
-        written = [array.write(index, value) for array, value in ((values, loss), (sizes, size), (waits, waited))]
-        return index + 1, stale, state, *written
+                with tf.control_dependencies(all_here):
+                    stale = updates.read_value() - before
+                with tf.control_dependencies([stale]):
+                    self.strategy.run(update, args=([arrived.get(id(variable)) for variable in variables],))
+                return stale
 
-    def steps(source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tuple[Nested[tf.Tensor], ...]:
-        def some(number: int, first: tf.Tensor, stale: tf.TensorArray, *others: Carried) -> tuple[Carried, ...]:
-            index, rest, ages = first, list(others), []
-            for _ in range(number):
-                index, age, *rest = one(source, rows, edges, index, *rest)
-                ages.append(age)
+        def update(arrived: list[Addend | None]) -> None:
+            # `strategy.run` leaves the device of the scope behind.
             with tf.device(updates.device):
-                together = tf.cast(tf.stack(ages), tf.int64)
-            return index, stale.scatter(tf.range(first, index), together), *rest
+                optimizer.apply(arrived, variables)
 
-        count, variables = tf.shape(edges)[0] - 1, model.trainable_variables
-        is_small = len(variables) <= FEW and sum(map(bytes_of, variables)) < LARGE
-        arrays = [tf.TensorArray(kind, size=count) for kind in (tf.int64, tf.float32, tf.int64, tf.float32)]
-        carried = (0, arrays[0], [tf.constant(value) for value in fresh], *arrays[1:])
-        for number in (UNROLLED, 1) if is_small else (1,):
-            carried = tf.while_loop(lambda index, *_, by=number: index + by <= count, partial(some, number), carried)
-        _, stale, state, values, sizes, waits = carried
-        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        return worker, *(array.stack() for array in (values, sizes, stale, waits)), state
-
-    return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
+        with tf.device(updates.device):
+            return tf.function(apply, autograph=False)(before, messages_to)  # type: ignore[no-any-return]
 
 
 def _added_in_place() -> contextlib.AbstractContextManager[None]:
@@ -298,55 +327,6 @@ def fetched(model: keras.Model, before: tf.Tensor) -> Iterator[dict[int, tf.Tens
                 stack.enter_context(patched(variable, {"_value": value, "_direct_assign": assign}))
         stack.enter_context(patched(custom_gradients, {"_graph_mode_decorator": decorated}))
         yield values
-
-
-def _applied(
-    strategy: tf.distribute.Strategy,
-    model: keras.Model,
-    gradients: Sequence[Addend | None],
-    before: tf.Tensor,
-    bits: int,
-) -> tf.Tensor:
-    """Updates weights by gradients, which each server gets in one message; returns the updates since `before`."""
-    # With 16 `bits`, dense gradients travel as bfloat16.
-    updates, variables = model.optimizer.iterations.value, model.trainable_variables
-    pairs = zip(variables, gradients, strict=True)
-    present = {id(variable): gradient for variable, gradient in pairs if gradient is not None}
-    by_server = _by_server(variable for variable in variables if id(variable) in present)
-    sparse = {key for key, gradient in present.items() if isinstance(gradient, tf.IndexedSlices)}
-    parts_of = {
-        key: [one.values, one.indices] if key in sparse else [narrowed(one) if bits == 16 else one]
-        for key, one in present.items()
-    }
-    leaves = {device: [leaf for one in held for leaf in parts_of[id(one)]] for device, held in by_server.items()}
-    messages_to = {device: joined(arrays) for device, arrays in leaves.items()}
-
-    def apply(before: tf.Tensor, received: dict[str, list[tf.Tensor]]) -> tf.Tensor:
-        arrived: dict[int, Addend] = {}
-        for device, held in by_server.items():
-            with tf.device(device):
-                parts = iter(split(received[device], leaves[device]))
-                for variable in held:
-                    key, values = id(variable), next(parts)
-                    arrived[key] = widened(values, present[key].dtype)
-                    if key in sparse:
-                        shape = tf.constant(list(variable.shape), tf.int32)
-                        arrived[key] = tf.IndexedSlices(values, next(parts), shape)
-        all_here = tf.nest.flatten(list(arrived.values()), expand_composites=True)
-        with tf.device(updates.device):
-            with tf.control_dependencies(all_here):
-                stale = updates.read_value() - before
-            with tf.control_dependencies([stale]):
-                strategy.run(update, args=([arrived.get(id(variable)) for variable in variables],))
-            return stale
-
-    def update(arrived: list[Addend | None]) -> None:
-        # `strategy.run` leaves the device of the scope behind.
-        with tf.device(updates.device):
-            model.optimizer.apply(arrived, variables)
-
-    with tf.device(updates.device):
-        return tf.function(apply, autograph=False)(before, messages_to)  # type: ignore[no-any-return]
 
 
 def _by_server(variables: Iterable[keras.Variable]) -> dict[str, list[keras.Variable]]:

@@ -13,7 +13,6 @@ from pipeline.data.examples import Examples
 from pipeline.plan.size import Moment, Size
 from pipeline.worker import variables
 from pipeline.worker.data import batches
-from pipeline.worker.data.reading import Part
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.loop import Loop
@@ -25,10 +24,13 @@ BACKWARD = "gradient_tape/"
 
 def of(loop: Loop, forgetful: bool = False) -> Size:
     """The size of a loop's model; with `forgetful` also what a step holds whose blocks compute again, for good."""
-    model = loop.model
+    model, part = loop.model, loop.train_data.part
     listed, apart = variables.listed(model, optimizers(model))
-    per_example, batch = example_bytes(loop.train_data.part), tf.nest.flatten(batches.spec(loop.train_data.part))
-    size = sum(math.prod(leaf.shape[1:]) * leaf.dtype.size for leaf in batch)
+    # Arrays that every process holds whole; none of data that are read as they train.
+    is_read = isinstance(part, tf.data.Dataset) or (isinstance(part, Examples) and part.in_files)
+    arrays = [] if is_read else tf.nest.flatten(part.raw if isinstance(part, Examples) else part)
+    per_example = int(sum(array.nbytes for array in arrays)) // len(arrays[0]) if arrays else None
+    size = sum(math.prod(leaf.shape[1:]) * leaf.dtype.size for leaf in tf.nest.flatten(batches.spec(part)))
     in_batch = None if size == per_example else size
     normalizations = len(normalization.layers(model))
     try:
@@ -44,19 +46,11 @@ def of(loop: Loop, forgetful: bool = False) -> Size:
     return Size(listed, apart, step, per_example, None, normalizations, operations, again, batch_bytes=in_batch)
 
 
-def example_bytes(part: Part) -> int | None:
-    """Bytes of one example in arrays that every process holds whole; None for data that is read as it trains."""
-    if isinstance(part, tf.data.Dataset) or (isinstance(part, Examples) and part.in_files):
-        return None
-    leaves = tf.nest.flatten(part.raw if isinstance(part, Examples) else part)
-    return int(sum(leaf.nbytes for leaf in leaves)) // len(leaves[0])
-
-
 def _step(loop: Loop) -> tuple[tuple[Moment, ...], int]:
     """(moments of a step of one replica, operations of its graph). Raises `ModelError`."""
     body, replicas = body_of(loop.graph(EXAMPLES)), loop.train_data.layout.local
-    moments = tuple((fixed // replicas, growing // replicas) for fixed, growing in fullest(body))
-    return moments, len(body.get_operations())
+    fullest = envelope(_moments(body))
+    return tuple((fixed // replicas, growing // replicas) for fixed, growing in fullest), len(body.get_operations())
 
 
 def body_of(graph: tf.Graph) -> tf.Graph:
@@ -85,24 +79,15 @@ Ref: TypeAlias = Hashable
 Bytes: TypeAlias = tuple[int, int]
 
 
-def fullest(graph: tf.Graph) -> list[Bytes]:
-    """(bytes of a fixed size, bytes for each example) of moments of a step, one of which is the fullest at any batch.
-
-    `graph` is of one step of `EXAMPLES` examples a replica. A tensor is held from the operation that makes it to the
-    last that reads it; variables do not count. Raises `ModelError` where a loop keeps what cannot be told.
-    """
-    return envelope(_moments(graph))
-
-
 def envelope(moments: Iterable[Bytes]) -> list[Bytes]:
-    """Those that have the most bytes at some batch of one example or more, by how they grow.
+    """Moments one of which is the fullest at any batch of one example or more, by how they grow.
 
     >>> envelope([(10, 1), (7, 2), (9, 1), (0, 3), (1, 2)])
     [(10, 1), (7, 2), (0, 3)]
     """
 
     def crossing(one: Bytes, other: Bytes) -> float:
-        """At which batch the other begins to have more."""
+        # At which batch the other begins to have more.
         return (one[0] - other[0]) / (other[1] - one[1])
 
     best: dict[int, int] = {}
@@ -121,7 +106,11 @@ def envelope(moments: Iterable[Bytes]) -> list[Bytes]:
 
 
 def _moments(graph: tf.Graph) -> Iterator[Bytes]:
-    """Yields what is held after each operation, the first that can be run being the next."""
+    """Yields what a step of `EXAMPLES` a replica holds after each operation, the first that can be run being the next.
+
+    A tensor is held from the operation that makes it to the last that reads it; variables do not count. Raises
+    `ModelError` where a loop keeps what cannot be told.
+    """
     operations = graph.get_operations()
     # The tensor in whose memory each one is, and the bytes of such.
     source, sizes = dict[Ref, Ref](), dict[Ref, Bytes]()

@@ -39,10 +39,8 @@ def check_data(part: Part | None, name: str) -> None:
         return
     for leaf in tf.nest.flatten(part.element_spec):
         is_open = not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined()
-        of_shape, is_text = (
-            f"of shape {_written(getattr(leaf, 'shape', None))}",
-            not is_open and leaf.dtype == tf.string,
-        )
+        of_shape = f"of shape {_written(getattr(leaf, 'shape', None))}"
+        is_text = not is_open and leaf.dtype == tf.string
         refuse(
             (is_open, f"{name} examples of one size, as the static shapes of a TPU need",
              f"a {type(leaf).__name__} {of_shape}",
@@ -83,12 +81,9 @@ def updated_otherwise(model: keras.Model) -> str | None:
     """Returns a note on tables of which a TPU sums a row's gradients, where that differs from Keras's one by one."""
     plain = [layer for layer in model._flatten_layers() if type(layer) is keras.layers.Embedding and layer.trainable]
     tables = [layer.path for layer in plain if not layer.embeddings_regularizer]
-    by_sums = [
-        isinstance(one, keras.optimizers.SGD) and not (one.clipnorm or one.global_clipnorm or one.clipvalue)
-        for optimizer in steps.optimizers(model)
-        for one in updating(optimizer)
-    ]
-    if not tables or all(by_sums):
+    applied = [one for optimizer in steps.optimizers(model) for one in updating(optimizer)]
+    clipping = [one for one in applied if one.clipnorm or one.global_clipnorm or one.clipvalue]
+    if not tables or (not clipping and all(isinstance(one, keras.optimizers.SGD) for one in applied)):
         return None
     return (
         f"A TPU adds up a row's gradients where a batch names it more than once ({tables[0]}); by "

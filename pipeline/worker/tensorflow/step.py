@@ -20,7 +20,7 @@ from pipeline.worker.data.reading import Batch, Batches
 from pipeline.worker.patched import patched
 from pipeline.worker.tensorflow import feed
 from pipeline.worker.tensorflow import loss_scaling as losses
-from pipeline.worker.tensorflow.collective import Addend, by_replica
+from pipeline.worker.tensorflow.collective import Addend, Gradients, by_replica
 from pipeline.worker.tensorflow.loss_scaling import metrics, normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
 from pipeline.worker.variables import within
@@ -157,9 +157,7 @@ def all_reduce_once(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def many(
-    strategy: tf.distribute.Strategy,
-    replica_step: ReplicaStep,
-    around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    strategy: tf.distribute.Strategy, replica_step: ReplicaStep, around: Callable[[], Any] = contextlib.nullcontext
 ) -> Steps:
     """A compiled loop over steps, which are traced inside what `around` gives."""
     # What is not handed out to asynchronous workers this process computes by itself.
@@ -225,11 +223,7 @@ def awaited(batch: Callable[[], Element], after: tf.TensorArray) -> tuple[Elemen
 
 
 def sum_of(
-    whole: GlobalBatch,
-    gradients: Sequence[Addend | None],
-    gradient_bits: int,
-    others: Sequence[tf.Tensor] = (),
-    by_share: bool = False,
+    whole: GlobalBatch, gradients: Gradients, bits: int, others: Sequence[tf.Tensor] = (), by_share: bool = False
 ) -> tuple[list[Addend | None], list[tf.Tensor]]:
     """The sums over replicas of gradients, which may travel as bfloat16, then of `others`, which travel as they are."""
 
@@ -243,7 +237,7 @@ def sum_of(
     present = [gradient for gradient in gradients if gradient is not None]
     # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in a batch.
     local = [counted(tf.convert_to_tensor(one) if whole.static else one) for one in present]
-    narrow = gradient_bits == 16 and whole.collective.replicas > 1
+    narrow = bits == 16 and whole.collective.replicas > 1
     sums = whole.collective.sum([*(map(narrowed, local) if narrow else local), *others])
     wide = [widened(total, addend.dtype) for total, addend in zip(sums, [*local, *others], strict=True)]
     totals = iter(wide)

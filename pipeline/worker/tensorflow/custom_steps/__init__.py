@@ -22,7 +22,7 @@ from pipeline.worker.model_error import ModelError
 from pipeline.worker.patched import OfThread, all_patched, patched
 from pipeline.worker.tensorflow import loss_scaling as losses
 from pipeline.worker.tensorflow import step as steps
-from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.collective import Addend, Gradients
 from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
 from pipeline.worker.tensorflow.loss_scaling.reduction import is_own
@@ -31,8 +31,6 @@ from pipeline.worker.tensorflow.step import Replicas
 
 # A metric, and the name of its result's part where that is a dictionary.
 Result: TypeAlias = tuple[keras.metrics.Metric, str | None]
-# What `Optimizer.apply` is given.
-Flat: TypeAlias = Sequence[Addend | None]
 # What `GradientTape.gradient` takes them of.
 Sources: TypeAlias = Sequence[tf.Tensor | tf.Variable | keras.Variable]
 VARIABLES = (keras.Variable, tf.Variable)
@@ -155,12 +153,8 @@ def watching(watcher: Watcher | None) -> contextlib.AbstractContextManager[None]
 def watched() -> contextlib.AbstractContextManager[None]:
     """Inside, steps can be watched. Entered around all replicas, since what is changed is the same for all of them."""
     # A `tf.function` that a step calls becomes a part of the step: replicas cannot add up inside a function of its own.
-    return all_patched(
-        (kind, {name: _answered(vars(kind)[name], answer)})
-        for owner, name, answer in _ANSWERS
-        for kind in kinds(owner)
-        if name in vars(kind)
-    )
+    owners = ((kind, name, answer) for owner, name, answer in _ANSWERS for kind in kinds(owner) if name in vars(kind))
+    return all_patched((kind, {name: _answered(vars(kind)[name], answer)}) for kind, name, answer in owners)
 
 
 def _answered(call: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,7 +184,7 @@ def _gradient(watcher: Any, call: Any, tape: object, target: object, sources: An
         return tf.nest.pack_sequence_as(sources, flat)
 
 
-def _apply(watcher: Any, call: Any, optimizer: object, grads: Flat, trainable_variables: object = None) -> None:
+def _apply(watcher: Any, call: Any, optimizer: object, grads: Gradients, trainable_variables: object = None) -> None:
     with watching(None):
         watcher.apply(optimizer, lambda sums: call(optimizer, sums, trainable_variables), grads, trainable_variables)
 
@@ -260,8 +254,19 @@ class _Replica(Watcher):
         """[the step's loss, then its values], float32, of the global batch; `moving` get the mean over replicas."""
         before = [tf.convert_to_tensor(variable.value) for variable in moving]
         self._used = [] if self._alone else list(returned.used)
-        with losses.traced(self._share, training=True), watching(self), _in_words(step):
-            logs = flattened(step(batch))
+        try:
+            with losses.traced(self._share, training=True), watching(self):
+                logs = flattened(step(batch))
+        except RuntimeError as error:
+            # What TensorFlow says of sums over replicas where there can be none.
+            if "merge_call" not in str(error):
+                raise
+            does = (
+                "that computes and applies gradients, and uses results of metrics, outside of tf.cond and tf.while_loop"
+            )
+            expected = f"a {getattr(step, '__name__', 'step')} {does}, inside of which replicas cannot add them up"
+            instead = "Python's if and for, gradients times 0 or 1, or strategy=one_device"
+            raise ModelError(expected, "one that does so inside", instead) from error
         loss, counted = logs[returned.loss], self.metric_of(logs[returned.loss])
         loss = tf.reduce_mean(_mean(loss if counted is None else self._numbers.get(id(counted[0]), loss)))
         values = [_mean(logs[name], sizes) for name, sizes in returned.values.items()]
@@ -274,18 +279,16 @@ class _Replica(Watcher):
         assert isinstance(summed, tf.Tensor), "numbers are no rows of a table"
         return summed
 
-    def gradient(self, call: Callable[[Sources], Flat], target: Nested[tf.Tensor], sources: Sources) -> Flat:
+    def gradient(self, call: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
         # Those of variables are of the global batch; of all else, of what is here.
         return self._totals(call(sources), [isinstance(source, VARIABLES) for source in sources])
 
-    def apply(self, optimizer: object, call: Callable[[Flat], None], gradients: Flat, variables: object) -> None:
+    def apply(self, optimizer: object, call: Callable[..., None], gradients: Gradients, variables: object) -> None:
         # What is not made of sums over replicas alone is added up.
         gradients = list(gradients)
         call(self._totals(gradients, [one is not None and not self._is_total(one) for one in gradients]))
 
-    def update(
-        self, metric: keras.metrics.Metric, call: Callable[[], None], values: Sequence[Nested[tf.Tensor]], weights: Any
-    ) -> None:
+    def update(self, metric: keras.metrics.Metric, call: Callable[[], None], values: Any, weights: Any) -> None:
         if values and not tf.nest.is_nested(values[0]):
             self._numbers[id(metric)] = values[0]
         # A number weighed by a count of what is here, as Keras's own loss is, adds up as it is.
@@ -324,7 +327,7 @@ class _Replica(Watcher):
             return loss(*values)
         return losses.ExactLoss(loss, self._collective)(*values)
 
-    def _totals(self, gradients: Flat, here: Sequence[bool]) -> list[Addend | None]:
+    def _totals(self, gradients: Gradients, here: Sequence[bool]) -> list[Addend | None]:
         """Gradients, of which those of what is `here` have become those of the global batch."""
         parts = [gradient if is_here else None for gradient, is_here in zip(gradients, here, strict=True)]
         if any(part is not None for part in parts):
@@ -362,22 +365,6 @@ def _mean(value: tf.Tensor, sizes: Sequence[int] | None = None) -> tf.Tensor:
     """A value of the step, float32, of such sizes: of several examples, the mean over them."""
     number = tf.cast(tf.convert_to_tensor(value), tf.float32)
     return number if sizes is None or number.shape.rank == len(sizes) else tf.reduce_mean(number, 0)
-
-
-@contextlib.contextmanager
-def _in_words(step: object) -> Iterator[None]:
-    """Inside, what TensorFlow says of sums over replicas where there can be none is said as a `ModelError`."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "merge_call" not in str(error):
-            raise
-        raise ModelError(
-            f"a {getattr(step, '__name__', 'step')} that computes and applies gradients, and uses results of "
-            "metrics, outside of tf.cond and tf.while_loop, inside of which replicas cannot add them up",
-            "one that does so inside",
-            "Python's if and for, gradients times 0 or 1, or strategy=one_device",
-        ) from error
 
 
 def _values(gradient: Addend) -> tf.Tensor:

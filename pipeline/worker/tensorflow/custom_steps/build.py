@@ -17,7 +17,8 @@ from pipeline.worker.data.reading import Batch
 from pipeline.worker.model_error import ModelError, reason
 from pipeline.worker.tensorflow import custom_steps
 from pipeline.worker.tensorflow import loss_scaling as losses
-from pipeline.worker.tensorflow.custom_steps import VARIABLES, CustomSteps, Flat, Returned, Sources, Watcher
+from pipeline.worker.tensorflow.collective import Gradients
+from pipeline.worker.tensorflow.custom_steps import VARIABLES, CustomSteps, Returned, Sources, Watcher
 from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.loss_scaling.reduction import Reduction
 from pipeline.worker.tensorflow.step import CUSTOM_AS
@@ -132,7 +133,7 @@ class _Look(Watcher):
         self.used = list({id(metric): metric for tensor, (metric, _) in symbols if tensor.consumers()}.values())
         return ()
 
-    def gradient(self, call: Callable[[Sources], Flat], target: Nested[tf.Tensor], sources: Sources) -> Flat:
+    def gradient(self, call: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
         # Zeros for variables, which may not be there yet.
         others = [source for source in sources if not isinstance(source, VARIABLES)]
         if len(others) < len(sources):

@@ -179,16 +179,12 @@ def _explained(differences: list[Difference], layer: Difference | None, aligned:
     gather = GATHERED if own else "train.gather=true"
     meant = "or train.check=off, if each replica's own part of the batch is what it is meant to see."
     if layer is not None:
-        return (
-            f"It begins in layer {layer.name}, which does not treat each example by itself.",
-            "Try a layer that does, or keras.layers.BatchNormalization, whose statistics are those of the global "
-            f"batch; {meant}",
-        )
+        does = "a layer that does, or keras.layers.BatchNormalization, whose statistics are those of the global batch"
+        cause = f"It begins in layer {layer.name}, which does not treat each example by itself."
+        return cause, f"Try {does}; {meant}"
     if "loss" in kinds and aligned:
-        return (
-            "Layers return the same: the loss is no mean over examples, such as one over pairs of them.",
-            f"Try {gather}, {meant}",
-        )
+        cause = "Layers return the same: the loss is no mean over examples, such as one over pairs of them."
+        return cause, f"Try {gather}, {meant}"
     if "loss" not in kinds and "gradient" not in kinds and "state" in kinds:
         return (
             f"{kinds['state'].name} is assigned from each replica's own part of the batch.",
@@ -196,21 +192,15 @@ def _explained(differences: list[Difference], layer: Difference | None, aligned:
             "have as many examples; or train.check=off, if that is meant.",
         )
     if set(kinds) == {"metric"}:
-        return (
-            f"What {kinds['metric'].name} keeps is not added up over replicas to what one device has.",
-            "Try a metric that keeps sums, or train.check=off, if its value does not matter.",
-        )
+        cause = f"What {kinds['metric'].name} keeps is not added up over replicas to what one device has."
+        return cause, "Try a metric that keeps sums, or train.check=off, if its value does not matter."
     if "loss" not in kinds and "gradient" in kinds:
         *_, last = (difference.name for difference in differences if difference.what == "gradient")
-        return (
-            f"The loss does not: a gradient is made of a replica's part of the batch as a whole, at {last} or "
-            "after it.",
-            "Try a gradient that is a sum over examples, or train.check=off, if that is meant.",
-        )
-    return (
-        "Something in it depends on the other examples of a batch.",
-        f"Try {gather} for a loss, keras.layers.BatchNormalization for a normalization; or train.check=off.",
-    )
+        cause = f"a gradient is made of a replica's part of the batch as a whole, at {last} or after it"
+        advice = "Try a gradient that is a sum over examples, or train.check=off, if that is meant."
+        return f"The loss does not: {cause}.", advice
+    advice = f"Try {gather} for a loss, keras.layers.BatchNormalization for a normalization; or train.check=off."
+    return "Something in it depends on the other examples of a batch.", advice
 
 
 def _differences(all_replicas: Trial, one: Trial, tolerance: float, disturbed: Trial | None = None) -> list[Difference]:
@@ -227,14 +217,12 @@ def _differences(all_replicas: Trial, one: Trial, tolerance: float, disturbed: T
     return [] if switched else differing
 
 
-def _first_layer(
-    all_replicas: Trial, one: Trial, edges: Sequence[int], tolerance: float, disturbed: Trial
-) -> Difference | None:
+def _first_layer(of_all: Trial, one: Trial, edges: list[int], tolerance: float, disturbed: Trial) -> Difference | None:
     """The first layer whose output differs; after the `edges` of replicas here comes how many examples all have."""
     (whole,), (noisy,) = one.outputs.values(), disturbed.outputs.values()
     for place, (name, _) in enumerate(whole):
         worst, noise = 0.0, 0.0
-        for number, outputs in all_replicas.outputs.items():
+        for number, outputs in of_all.outputs.items():
             for leaf, of_one, of_noise in zip(outputs[place][1], whole[place][1], noisy[place][1], strict=False):
                 expected, other = (_rows_of(tensor, leaf, edges, number) for tensor in (of_one, of_noise))
                 if expected is not None and other is not None:

@@ -82,9 +82,8 @@ class Trials:
         self._held = list({id(one): one for one in held if isinstance(one, keras.Variable)}.values())
         drawn = [generator.state for layer in model._flatten_layers() for generator in layer._seed_generators]
         passed = {id(variable) for variable in [*counting, *drawn]}
-        self._compared = [
-            one for one in (*model.variables, *beside) if id(one) not in passed and one.dtype != tf.string
-        ]
+        every = (*model.variables, *beside)
+        self._compared = [one for one in every if id(one) not in passed and one.dtype != tf.string]
         loop.reset_metrics()
 
     def on_all(self, examples: int, batches: Sequence[Batch]) -> Trial:
@@ -112,9 +111,7 @@ class Trials:
         # What its first replica has.
         values = [copies(variable)[0] for variable in self._held]
         with tf.device(device), held_here(self._held, values), self._put_back(trial), self._collective.paused():
-            vector = self._make(
-                lambda count, batches: self._step(count, *batches), trial, examples, [batch], noise, until
-            )
+            vector = self._make(lambda count, own: self._step(count, *own), trial, examples, [batch], noise, until)
             trial.numbers = self._numbers(vector, flat(self._loop.results_now()))
         trial.cpu_seconds = time.process_time() - began
         return trial

@@ -182,21 +182,6 @@ def added(losses: list[tf.Tensor], rules: Rules, share: tf.Tensor, training: boo
     ]
 
 
-def _sample(loss: keras.losses.Loss, *values: tf.Tensor) -> tuple[float, float | None, float, bool]:
-    """(value of a loss of labels and outputs, the sum of weights or mask that it applies itself, tolerance, masked)."""
-    # Keras applies weights to what `call` gives.
-    weights = None if type(loss).__call__ is keras.losses.Loss.__call__ else values[2]
-    _tracing.mask = None
-    value, mask = loss(*values[:2], weights), _tracing.mask
-    counted = weights if mask is None else tf.cast(mask, tf.float32)
-    return (
-        total(value),
-        None if counted is None else total(counted),
-        reduction.tolerance_of(value.dtype),
-        mask is not None,
-    )
-
-
 class ExactLoss:
     """A Keras loss brought to the rule that its value times the replica's share adds up to the global value."""
 
@@ -263,8 +248,14 @@ def _compiled(model: keras.Model, batch: Batch) -> list[str]:
         of_all: list[list[Any]] = [[] for _ in compiled]
 
         def tried(loss: keras.losses.Loss, of_loss: list[Any], *values: tf.Tensor) -> tf.Tensor:
+            # Keras applies weights to what `call` gives.
+            weights = None if type(loss).__call__ is keras.losses.Loss.__call__ else values[2]
+            _tracing.mask = None
             try:
-                of_loss.append(_sample(loss, *values))
+                value, mask = loss(*values[:2], weights), _tracing.mask
+                counted = weights if mask is None else tf.cast(mask, tf.float32)
+                applied = None if counted is None else total(counted)
+                of_loss.append((total(value), applied, reduction.tolerance_of(value.dtype), mask is not None))
             except Exception:  # whatever a loss of a person's own raises on made-up labels
                 of_loss.append(None)
             return tf.zeros(())
@@ -289,7 +280,10 @@ def _compiled(model: keras.Model, batch: Batch) -> list[str]:
 
 
 def _reduction_of_samples(*samples: tuple[float, float | None, float, bool] | None) -> Reduction | None:
-    """Returns a loss's reduction from its values on a batch and its parts; None where they do not tell."""
+    """Returns a loss's reduction from a batch and its parts; None where they do not tell.
+
+    Of each (the value, the sum of weights or mask that the loss applies itself, tolerance, is anything masked?).
+    """
     if None in samples:
         return None
     values, counts, (tolerance, *_), (is_masked, *_) = zip(*filter(None, samples), strict=True)
@@ -353,15 +347,13 @@ def _rules(
 
 def _whole(model: keras.Model, as_is: bool, piece: Batch, share: float) -> float:
     x, y = keras.utils.unpack_x_y_sample_weight(piece)[:2]
+    part = tf.constant(share)
     with reduction.scope(model), contextlib.ExitStack() as stack:
         y_pred = call(model, x, training=True)
         if not as_is:
             # The losses of all layers, as a step has them.
-            override = [
-                loss
-                for layer in model._flatten_layers()
-                for loss in added(layer._get_own_losses(), rules_of(layer), tf.constant(share), True)
-            ] + model._get_regularization_losses()
+            of_layers = (added(one._get_own_losses(), rules_of(one), part, True) for one in model._flatten_layers())
+            override = [*itertools.chain.from_iterable(of_layers), *model._get_regularization_losses()]
             stack.enter_context(patched(model, {"_losses_override": override}))
-        stack.enter_context(traced(tf.constant(share), training=True, as_is=as_is, alone=True))
+        stack.enter_context(traced(part, training=True, as_is=as_is, alone=True))
         return total(model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=None, training=True))

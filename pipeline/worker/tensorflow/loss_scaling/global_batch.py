@@ -221,9 +221,7 @@ class _Pretended:
     # It makes no step, so that a variable is assigned as outside of all replicas.
     strategy = None
 
-    def __init__(
-        self, number: int, answers: Sequence[Sequence[tf.Tensor]], requests: list[tf.Tensor] | None = None
-    ) -> None:
+    def __init__(self, number: int, answers: Sequence[Sequence[tf.Tensor]], requests: Any = None) -> None:
         self.replica_id_in_sync_group, self.num_replicas_in_sync = number, len(answers)
         self._answers, self.requests = answers, list[tf.Tensor]() if requests is None else requests
 

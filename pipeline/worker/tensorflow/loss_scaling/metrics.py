@@ -89,12 +89,10 @@ def put(variable: keras.Variable, value: np.ndarray, chief: bool) -> None:
 
 
 @contextlib.contextmanager
-def held_here(
-    variables: Sequence[keras.Variable], values: Sequence[np.ndarray | tf.Variable]
-) -> Iterator[list[tf.Variable]]:
+def held_here(variables: Sequence[keras.Variable], values: Sequence[Any]) -> Iterator[list[tf.Variable]]:
     """Inside, variables are of this process alone, with these values; gives what holds them."""
-    pairs = list(zip(variables, values, strict=True))
-    own = [tf.Variable(value, dtype=variable.dtype, trainable=variable.trainable) for variable, value in pairs]
+    pairs = zip(variables, values, strict=True)
+    own = [tf.Variable(value, dtype=one.dtype, trainable=one.trainable) for one, value in pairs]
     with all_patched((variable, {"_value": one}) for variable, one in zip(variables, own, strict=True)):
         yield own
 
@@ -213,9 +211,7 @@ def _tries(model: keras.Model, batch: Batch) -> list[Tried]:
     return updates
 
 
-def _recorded(
-    model: keras.Model, metrics: Sequence[keras.metrics.Metric], step: Callable[[Batch, float], object], examples: Batch
-) -> list[Tried]:
+def _recorded(model: keras.Model, metrics: Sequence[keras.metrics.Metric], step: Any, examples: Batch) -> list[Tried]:
     def record(piece: Batch, share: float) -> list[list[Any]]:
         calls: list[list[Any]] = [[] for _ in metrics]
         notes = [partial(lambda calls, *values, **named: calls.append((values, named)), one) for one in calls]

@@ -39,6 +39,11 @@ def _moments(
     def along(vector: tf.Tensor) -> tf.Tensor:
         return vector if shape[-1] == channels else tf.reshape(vector, shape)
 
+    def summed(*values: tf.Tensor) -> list[tf.Tensor]:
+        part = tf.stack(values)
+        (sums,) = collective.sum([part if present is None else tf.where(present, part, tf.zeros((), part.dtype))])
+        return tf.unstack(sums)  # type: ignore[no-any-return]
+
     def only(values: tf.Tensor) -> tf.Tensor:
         return values if within is None else tf.where(within, values, tf.zeros((), values.dtype))
 
@@ -51,13 +56,13 @@ def _moments(
         away = only(values - along(near))
         sums, squares = tf.reduce_sum(away, axes), tf.reduce_sum(tf.square(away), axes)
         epsilon = 0.0 if within is None else keras.config.epsilon()
-        divisor, mean, variance, centre = _combined(collective, present, counts, near, sums, squares, epsilon)
+        divisor, mean, variance, centre = _combined(summed, epsilon, counts, near, sums, squares)
         # The centre as it is in these values' type may be a digit off; how far it is from `near` is not.
         further = tf.cast(centre - tf.cast(near, centre.dtype), values.dtype)
 
         def back(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
-            sums = _summed(collective, present, of_mean, of_variance)
-            of_mean, of_variance = (tf.math.divide_no_nan(summed, tf.cast(divisor, values.dtype)) for summed in sums)
+            sums, counted = summed(of_mean, of_variance), tf.cast(divisor, values.dtype)
+            of_mean, of_variance = (tf.math.divide_no_nan(total, counted) for total in sums)
             slope = 2 * of_variance
             return only((values - along(near)) * along(slope) + along(of_mean - slope * further))
 
@@ -67,44 +72,26 @@ def _moments(
         return moments(inputs)  # type: ignore[no-any-return]
 
 
-def _combined(
-    collective: Collective[Addend],
-    present: tf.Tensor | None,
-    counts: tf.Tensor,
-    near: tf.Tensor,
-    away: tf.Tensor,
-    squares: tf.Tensor,
-    epsilon: float,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """(divisors, means, variances, centres) over all replicas, of `counts` values here, and their sums and sums of
-    squares about `near`: [channels] each. A variance's gradient is proportional to the distance from the centre.
+def _combined(summed: Callable[..., list[tf.Tensor]], epsilon: float, *values: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    """(divisors, means, variances, centres) over all replicas, of here (counts, values near the mean, sums and sums of
+    squares about these): [channels] each. A variance's gradient is proportional to the distance from the centre.
 
-    A divisor is the count and `epsilon`, rounded to the type of `near`: so Keras divides what a mask leaves, which a
+    A divisor is the count and `epsilon`, rounded to the values' type: so Keras divides what a mask leaves, which a
     layer behind may amplify. Sums about a value near the mean lose no digits (Chan, Golub and LeVeque, 1983), nor do
     they as sums about 0 in twice the width. A TPU adds nothing of that width: it is asked for the mean first.
     """
     narrow = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
-    rounded, kind = near.dtype, tf.float32 if narrow else tf.float64
-    counts, near, away, squares = (tf.cast(values, kind) for values in (counts, near, away, squares))
-    about = tf.zeros((), kind)
-    if narrow:
-        about = tf.math.divide_no_nan(*_summed(collective, present, counts * near + away, counts))
+    rounded, kind = values[1].dtype, tf.float32 if narrow else tf.float64
+    counts, near, away, squares = (tf.cast(value, kind) for value in values)
+    about = tf.math.divide_no_nan(*summed(counts * near + away, counts)) if narrow else tf.zeros((), kind)
     near -= about
-    sums, squares, counts = _summed(
-        collective, present, counts * near + away, squares + near * (2 * away + counts * near), counts
-    )
+    sums, squares, counts = summed(counts * near + away, squares + near * (2 * away + counts * near), counts)
     divisor = tf.cast(tf.cast(counts, rounded) + epsilon, kind)
     further = tf.math.divide_no_nan(sums - about * (divisor - counts), divisor)
     mean = about + further
     squares -= further * (2 * sums - counts * further)
     centre = mean + tf.math.divide_no_nan(mean * (divisor - counts), divisor)
     return divisor, mean, tf.maximum(tf.math.divide_no_nan(squares, divisor), 0.0), centre
-
-
-def _summed(collective: Collective[Addend], present: tf.Tensor | None, *values: tf.Tensor) -> list[tf.Tensor]:
-    part = tf.stack(values)
-    (summed,) = collective.sum([part if present is None else tf.where(present, part, tf.zeros((), part.dtype))])
-    return tf.unstack(summed)  # type: ignore[no-any-return]
 
 
 def apart(model: keras.Model) -> list[keras.Variable]:

@@ -137,11 +137,9 @@ def is_known(function: object) -> bool:
     inner = getattr(function, "fn", getattr(function, "_fn", None))
     parts = [type(function), *([] if inner is None else [inner if hasattr(inner, "__module__") else type(inner)])]
     # Over another axis than the last, which may be the batch's, nobody knows.
-    return (
-        getattr(function, "_fn_kwargs", {}).get("axis", -1) == -1
-        and inner not in OF_THE_BATCH
-        and all(part.__module__.partition(".")[0] == "keras" for part in parts)
-    )
+    is_last = getattr(function, "_fn_kwargs", {}).get("axis", -1) == -1
+    is_of_keras = all(part.__module__.partition(".")[0] == "keras" for part in parts)
+    return is_last and is_of_keras and inner not in OF_THE_BATCH
 
 
 def is_own(model: keras.Model, name: str) -> bool:
