@@ -132,11 +132,11 @@ def _bring_up(copy: Copy, gone: int | None, time_ms: int | None) -> str:
     return " It has no end and its process is gone: set to KILLED."
 
 
-def _lives(pid: int, wrote: float) -> bool:
+def _lives(pid: int, event_time: float) -> bool:
     with contextlib.suppress(psutil.Error, ValueError):
         process = psutil.Process(pid)
         # A process that began later only has the same number; a minute is for a clock that was set meanwhile.
-        began_before = process.create_time() < wrote + 60
+        began_before = process.create_time() < event_time + 60
         return began_before and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return False
 

@@ -135,8 +135,8 @@ def _report_event(written: WrittenReport) -> Report:
     sweep, verdict = written.sweep, written.verdict
     points = []
     for point in sweep.points:
-        sent = f"run {point.result.mlflow_run_id}" * bool(point.result.mlflow_run_id)
-        points.append(listed(f"- {point.name}: {point.result.ending.status}", sent))
+        run = f"run {point.result.mlflow_run_id}" * bool(point.result.mlflow_run_id)
+        points.append(listed(f"- {point.name}: {point.result.ending.status}", run))
     typed = [clean(page.next_command(sweep, verdict)), *page.typed_commands(sweep)]
     commands = [f"`{command.replace('`', '?')}`" for command in typed if command]
     parts = [*written.lines, *commands, "The report is report.html under Artifacts. Its points:", "\n".join(points)]

@@ -130,20 +130,20 @@ def _scaling(sweep: ReportedSweep) -> Drawn | MissingFigure:
     # Beside each other, where they would lie on each other.
     apart = 0.012 * ticks[-1]
     # How each is drawn, and of each point: where, its values, and its workers.
-    drawn: list[tuple[dict[str, Any], list[tuple[float, Ends, int]]]] = []
+    curves: list[tuple[dict[str, Any], list[tuple[float, Ends, int]]]] = []
     foreseen: list[tuple[float, Ends, int]] = []
     for place, (name, dashes) in enumerate(zip(series, _dashes([each[0] for each in series.values()]), strict=True)):
         of_series, shift = sorted(series[name], key=_workers), apart * (place - (len(series) - 1) / 2)
         how = {**_look_of(of_series[0], sweep), "ls": dashes, "capsize": 3, "lw": 1.6, "ms": 6, "label": name}
-        drawn.append((how, [(_workers(point) + shift, _speedup(point), _workers(point)) for point in of_series]))
+        curves.append((how, [(_workers(point) + shift, _speedup(point), _workers(point)) for point in of_series]))
         both = ((point, ends) for point in of_series if (ends := _foreseen(point)))
         foreseen += ((_workers(point) + shift + apart / 2, ends, _workers(point)) for point, ends in both)
     hollow = dict[str, Any](color=IDEAL, marker="D", mfc="none", ls="none", capsize=2, lw=1, ms=8, zorder=1.5)
-    drawn += [(hollow | {"label": "predicted before"}, foreseen)] * bool(foreseen)
-    for axes, name, most in ((above, "speedup", ticks[-1]), (below, "efficiency", 1)):
+    curves += [(hollow | {"label": "predicted before"}, foreseen)] * bool(foreseen)
+    for axes, name, top in ((above, "speedup", ticks[-1]), (below, "efficiency", 1)):
         ideal = "ideal: as many times as fast as workers"
-        axes.plot([1, ticks[-1]], [1, most], color=IDEAL, lw=1.2, ls=(0, (2, 2)), label=ideal)
-        for how, values in drawn:
+        axes.plot([1, ticks[-1]], [1, top], color=IDEAL, lw=1.2, ls=(0, (2, 2)), label=ideal)
+        for how, values in curves:
             heights = [[end / (workers if axes is below else 1) for end in ends] for _, ends, workers in values]
             beside = [[abs(middle - both[side]) for middle, *both in heights] for side in (0, 1)]
             axes.errorbar([x for x, *_ in values], [middle for middle, *_ in heights], beside, **how)

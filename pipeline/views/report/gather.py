@@ -134,14 +134,14 @@ def gather(folder: Path) -> ReportedSweep:
 
 def _marked(points: Sequence[ReportedRun]) -> list[ReportedRun]:
     measured = [point for point in points if point.result.speed.examples_per_second is not None]
-    marked = list(points)
+    all_points = list(points)
     groups = {place: number for number, places in enumerate(comparable.groups(measured)) for place in places}
     for place, (point, marks) in enumerate(zip(measured, comparable.marks(measured), strict=True)):
         again, letter = divmod(groups[place], 26)
-        marked[point.number] = replace(
+        all_points[point.number] = replace(
             point, group=f"{ascii_uppercase[letter]}{again + 1 if again else ''}", marks=marks
         )
-    return marked
+    return all_points
 
 
 def _point(place: int, folder: Path, overrides: tuple[str, ...], configuration: str, ending: Ending) -> ReportedRun:

@@ -186,14 +186,14 @@ def _asynchronous_rows(result: Result) -> list[tuple[str, str]]:
 
 def _survived(result: Result) -> str:
     survival, goodput, at_end = result.survival, result.survival.goodput, result.survival.workers_at_end
-    happened = listed(
+    events = listed(
         f"resumed {plural(survival.resumed, 'time')}" if survival.resumed else "",
         plural(survival.restarts or None, "restart"),
         plural(survival.rollbacks or None, "rollback"),
         f"{plural(survival.steps_repeated, 'step')} made twice" if survival.steps_repeated else "",
     )
-    return happened and listed(
-        happened,
+    return events and listed(
+        events,
         f"{plural(at_end, 'worker')} at the end" if at_end != result.layout.workers else "",
         "" if goodput is None else f"{percent(goodput)} of the time in steps that count",
     )

@@ -188,8 +188,8 @@ def noted(points: Sequence[RunResult], but: tuple[str, ...] = ()) -> list[str]:
     """Returns the notes of finished points, but for their plans' and those that begin with any of `but`."""
     finished = [(point, point.plan.notes if point.plan else ()) for point in points if point.result.finished]
     notes = ((clean(note), point) for point, planned in finished for note in point.result.notes if note not in planned)
-    told = ((note, point.number) for note, point in notes if not note.startswith(but))
-    return [f"{points}: {note}" for points, note in words.by_points(told)]
+    numbered = ((note, point.number) for note, point in notes if not note.startswith(but))
+    return [f"{points}: {note}" for points, note in words.by_points(numbered)]
 
 
 def engines_text(points: Sequence[RunResult]) -> str:
