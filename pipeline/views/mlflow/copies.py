@@ -167,9 +167,8 @@ class Copy:
             self.copied = replace(self.copied, closed=None, killed_ms=None)
         for data in changes.datasets:
             dataset = Dataset(**data, source_type="code", source=json.dumps({"tags": {"name": data["name"]}}))
-            client.log_inputs(
-                self.copied.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])]
-            )
+            trained_on = DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])
+            client.log_inputs(self.copied.run_id, [trained_on])
         if changes.end:
             status, time_ms = changes.end
             try:
@@ -207,9 +206,8 @@ class Copy:
         client, experiment = self._open(), self._experiment(run)
         name = text(run.name or self.folder.name, NAME_CHARACTERS)
         # Of these MLflow keeps more than the tag.
-        tags = {tag: str(value) for tag, value in run.tags.items() if tag.startswith("mlflow.")} | {
-            KEY_TAG: self._key()
-        }
+        tags = {tag: str(value) for tag, value in run.tags.items() if tag.startswith("mlflow.")}
+        tags[KEY_TAG] = self._key()
         runs = self._with_this_key(experiment) or [client.create_run(experiment, ms(run), tags, name)]
         info = runs[0].info
         if info.run_name == name:
