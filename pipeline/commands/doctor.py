@@ -30,7 +30,7 @@ from pipeline.doctor.judge import BACKENDS, CHECKS, Expected, Finding, LinkFacts
 from pipeline.doctor.look import installed
 from pipeline.driver.start import planned_on
 from pipeline.errors import UserError, refuse
-from pipeline.launch import Cluster, Helpers, LaunchError, Line, asking, cluster_of, signals
+from pipeline.launch import Cluster, Helpers, LaunchError, Line, cluster_of, line_to, signals
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record.files import LINKS, LinkSpeed, write_links
@@ -154,7 +154,7 @@ def _examine(
     here = hosts.here or platform.node()
     lines = dict(hosts.lines)
     if hosts.here is None:
-        lines[here] = asking.here(os.environ)
+        lines[here] = line_to(os.environ)
     say(f"Looking at {', '.join(lines)}, which takes some seconds.")
     planned: Planned | None = None
     try:

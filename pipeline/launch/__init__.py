@@ -11,13 +11,19 @@ import contextlib
 import dataclasses
 import difflib
 import json
+import os
+import select
 import shlex
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -77,6 +83,53 @@ class Line:
         if "told" not in answer:
             raise LaunchError(str(answer.get("failed") or f"an answer that is none: {line[:80]!r}"))
         return answer["told"]
+
+
+class _AnsweringProcess:
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._said, self._unread, pipe = tempfile.TemporaryFile(), b"", subprocess.PIPE  # noqa: SIM115 - closed below
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=self._said, env=dict(environ), bufsize=0
+            )
+        except OSError as error:
+            self._said.close()
+            raise LaunchError(f"{command[0]}: {error.strerror or error}") from error
+
+    def answer(self, question: str, timeout: float) -> str:
+        stdin, stdout, until = self._process.stdin, self._process.stdout, time.monotonic() + timeout
+        assert stdin is not None, "it is a pipe"
+        assert stdout is not None, "it is a pipe"
+        try:
+            stdin.write(question.encode() + b"\n")
+        except OSError as error:
+            raise LaunchError(self._last_words()) from error
+        while b"\n" not in self._unread:
+            if not select.select([stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                self._process.kill()
+                raise LaunchError(f"no answer within {timeout:g} s")
+            if not (more := os.read(stdout.fileno(), 1 << 16)):
+                raise LaunchError(self._last_words())
+            self._unread += more
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode(errors="replace")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._said.close()
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        self._said.seek(0)
+        lines = [line.strip() for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1] if lines else f"it ended with {code} and printed nothing"
+
+
+def line_to(environ: Mapping[str, str], *command: str) -> Line:
+    """A line to a doctor's process that this one starts, on this host, or by a command. Raises `LaunchError`."""
+    process = _AnsweringProcess(command or (sys.executable, "-m", "pipeline.doctor"), environ)
+    return Line(process.answer, process.close)
 
 
 @dataclass(frozen=True)
@@ -207,14 +260,12 @@ def cluster_of(
         error=LaunchError,
     )  # fmt: skip
     if config.name in CLUSTERS:
-        cluster: Cluster = factory(config, environ, *([] if keep is None else [keep]))
-        return cluster
-    built = _Offered(config.name, lambda *arguments: factory(*arguments))(config, environ)
+        return cast("Cluster", factory(config, environ, *([] if keep is None else [keep])))
+    built = _Offered(config.name, factory)(config, environ)
     for part in NEEDED:
         if not callable(getattr(built, part, None)):
             raise LaunchError(f"cluster={config.name} to have {part}()", "one without", "cluster=local")
-    offered: Any = _Offered(config.name, built)
-    return offered  # type: ignore[no-any-return]
+    return cast("Cluster", _Offered(config.name, built))
 
 
 class _Offered:

@@ -28,7 +28,22 @@ CONTACT_SECONDS, POD_CONTACT_SECONDS = 60.0, 120.0
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
     """Serves a driver to its end; returns the exit code."""
-    arguments = _arguments()
+
+    def order(text: str) -> int:
+        return sum(map(int, text.split("+")))
+
+    parser = argparse.ArgumentParser("python -m pipeline.launch", description=__doc__)
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("conductor", nargs="?", help="HOST:PORT at which the driver listens")
+    way.add_argument("--listen", type=int, metavar="PORT", help="wait for the driver at a port of loopback")
+    parser.add_argument("--name", required=True, help="what a person calls this host")
+    parser.add_argument("--order", type=order, required=True, help="its place among all, from 0, as 3 or 2+1")
+    parser.add_argument("--address", help="where other hosts reach this one; else its name, if that is one")
+    parser.add_argument("--token-file", type=Path, help="a file with the token, which else comes by standard input")
+    parser.add_argument("--start-method", default="forkserver", choices=[method.name for method in StartMethod])
+    parser.add_argument("--detach", action="store_true", help="go on once the driver has answered, in the background")
+    parser.add_argument("--pod", action="store_true", help="be a pod of a Job, which may be taken away alone")
+    arguments = parser.parse_args()
     token = (arguments.token_file.read_bytes() if arguments.token_file else sys.stdin.buffer.readline()).strip()
     if not token:
         print("Expected a token on standard input, or --token-file, received none.", file=sys.stderr)
@@ -53,8 +68,9 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
 
     cluster.warm_up()
     address = arguments.address or reached_as(arguments.name, arguments.conductor)
-    agent = Agent(channel, cluster, arguments.order, address, gone, leaves=arguments.pod)
-    code = agent.serve(lambda: signals[0] if signals else None)
+    code = Agent(channel, cluster, arguments.order, address, gone, leaves=arguments.pod).serve(
+        lambda: signals[0] if signals else None
+    )
     if signals and arguments.pod:
         # Otherwise a Job counts its work as done.
         code = 128 + signals[0]
@@ -107,24 +123,6 @@ def _detached() -> Callable[[], None]:
         os.write(writing, b"!")
 
     return reached
-
-
-def _arguments() -> argparse.Namespace:
-    def order(text: str) -> int:
-        return sum(map(int, text.split("+")))
-
-    parser = argparse.ArgumentParser("python -m pipeline.launch", description=__doc__)
-    way = parser.add_mutually_exclusive_group(required=True)
-    way.add_argument("conductor", nargs="?", help="HOST:PORT at which the driver listens")
-    way.add_argument("--listen", type=int, metavar="PORT", help="wait for the driver at a port of loopback")
-    parser.add_argument("--name", required=True, help="what a person calls this host")
-    parser.add_argument("--order", type=order, required=True, help="its place among all, from 0, as 3 or 2+1")
-    parser.add_argument("--address", help="where other hosts reach this one; else its name, if that is one")
-    parser.add_argument("--token-file", type=Path, help="a file with the token, which else comes by standard input")
-    parser.add_argument("--start-method", default="forkserver", choices=[method.name for method in StartMethod])
-    parser.add_argument("--detach", action="store_true", help="go on once the driver has answered, in the background")
-    parser.add_argument("--pod", action="store_true", help="be a pod of a Job, which may be taken away alone")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -55,13 +55,10 @@ def main(
         signal.signal(number, signal.SIG_DFL)
     faulthandler.enable()
     faulthandler.register(STACKS)
-    line = EventWriter(events, group, rank)
+    line, inbox, leaves = EventWriter(events, group, rank), SimpleQueue[Command[EventBase]](), threading.Event()
     try:
-        threading.Thread(target=_beat, args=(line,), daemon=True).start()
-        threading.Thread(target=_pass_on, args=(line,), daemon=True).start()
-        inbox: SimpleQueue[Command[EventBase]] = SimpleQueue()
-        leaves = threading.Event()
-        threading.Thread(target=_listen, args=(commands, inbox, leaves), daemon=True).start()
+        for target, arguments in ((_beat, (line,)), (_pass_on, (line,)), (_listen, (commands, inbox, leaves))):
+            threading.Thread(target=target, args=arguments, daemon=True).start()
         from pipeline.worker.main import main as live
 
         live(plan, rank, line.tell, inbox.get, leaves.is_set, _leave)
@@ -90,13 +87,9 @@ class EventWriter:
         self._group, self._rank = group, rank
         self.progress = 0
 
-    def tell(self, event: Event) -> None:
-        """Sends one event; anything but the machine's load counts as progress."""
-        self.progress += not isinstance(event, System)
-        self.write(event)
-
-    def write(self, event: Event) -> None:
-        """Sends one event without counting it as progress."""
+    def tell(self, event: Event, progresses: bool = True) -> None:
+        """Sends one event, which counts as progress unless it is the machine's load."""
+        self.progress += progresses and not isinstance(event, System)
         data = to_line(stamped(event, time.time(), self._group, self._rank))
         with self._lock:
             while data:
@@ -129,7 +122,7 @@ def _beat(line: EventWriter) -> None:
     computing = Computing()
     while True:
         with contextlib.suppress(OSError):
-            line.write(Beat(line.progress, computing.seconds()))
+            line.tell(Beat(line.progress, computing.seconds()), progresses=False)
         time.sleep(BEAT_SECONDS)
 
 
@@ -137,7 +130,7 @@ def _pass_on(line: EventWriter) -> None:
     while True:
         number = signal.sigwait(PREEMPTING)
         with contextlib.suppress(OSError):
-            line.write(Signalled(int(number)))
+            line.tell(Signalled(int(number)), progresses=False)
 
 
 class Computing:

@@ -15,19 +15,19 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, Json
 from pipeline.errors import refuse
-from pipeline.launch import Cluster, Helpers, LaunchError, Line, Seconds, asking, options_of
+from pipeline.launch import Helpers, LaunchError, Line, Seconds, line_to, options_of
 from pipeline.launch.agents.agent import Agent
 from pipeline.launch.agents.channel import Channel
+from pipeline.launch.agents.dialling import DiallingCluster
 from pipeline.launch.agents.endpoint import DRIVER, Endpoint
-from pipeline.launch.agents.remote import POLL_SECONDS, Agents, RemoteJob
-from pipeline.launch.local import LocalCluster, LocalJob
+from pipeline.launch.agents.remote import POLL_SECONDS
+from pipeline.launch.local import LocalCluster
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 
@@ -65,16 +65,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Tasks:
-    """All tasks, in TensorFlow's order: the chief, workers, parameter servers; `own` is this process."""
+    """All tasks, in TensorFlow's order: the chief, workers, parameter servers; the first drives, `own` is this one."""
 
     source: str
     tasks: tuple[Task, ...]
     own: Task
-
-    @property
-    def driver(self) -> Task:
-        """The task whose command drives: the chief, or else the first worker."""
-        return self.tasks[0]
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -89,136 +84,116 @@ class EnvOptions:
     timeout: Seconds = 600.0
 
 
-class EnvCluster(Cluster):
+class EnvCluster(DiallingCluster):
     """The tasks of this process's environment."""
 
+    local: LocalCluster
+
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
-        self._tasks: Tasks = tasks_of(environ)
-        self._local = LocalCluster(config, environ)
-        self._environ, self._timeout = environ, options_of(config, EnvOptions).timeout
-        names = json.dumps([str(task) for task in self._tasks.tasks])
-        self._key = (environ.get(TOKEN) or hashlib.sha256(names.encode()).hexdigest()).encode()
+        self._tasks = tasks_of(environ)
+        timeout = self.dial_seconds = self.return_seconds = options_of(config, EnvOptions).timeout
+        self._timeout, self.own_name = timeout, str(self._tasks.own)
         others = [task for task in self._tasks.tasks if task != self._tasks.own and task.kind != EVALUATOR]
-        self._addresses = {f"{task}": task.address for task in others}
-        self._agents: Agents | None = None
-        self._drives = False
+        self._others = {str(task): task.address for task in others}
+        names = json.dumps([str(task) for task in self._tasks.tasks])
+        token = environ.get(TOKEN) or hashlib.sha256(names.encode()).hexdigest()
+        super().__init__(config, environ, token.encode())
+        self.local, self._drives = LocalCluster(config, environ), False
 
     def serve(self, say: Callable[[str], None], signalled: Callable[[], int | None]) -> int | None:
         """Serves the task that drives to the end of its command, and returns its exit code; None if this one drives."""
-        own, driver = self._tasks.own, self._tasks.driver
-
-        def gone(channel: Channel, orphan_timeout: float) -> bool:
-            # None takes the driver's place, as the same command is typed again, which starts all anew.
-            return channel.refused or (channel.away > 0 and (channel.nobody or channel.away > GONE_SECONDS))
-
+        own, driver = self._tasks.own, self._tasks.tasks[0]
         if own == driver:
             self._drives = True
-            return None
+            return super().serve(say, signalled)
         if own.kind == EVALUATOR:
             say(f"{own} has nothing to do: validation runs where training does.")
             return 0
         say(f"{own} waits for {driver}, which conducts.")
-        self._local.warm_up()
-        until = time.monotonic() + self._timeout
-        while time.monotonic() < until:
-            with self._listening(own) as endpoint:
-                channel = endpoint.channel(DRIVER)
-                while not channel.life and time.monotonic() < until:
-                    if (number := signalled()) is not None:
-                        return 128 + number
-                    time.sleep(POLL_SECONDS)
-                if not channel.life:
-                    break
-                say(f"{driver} has begun.")
-                endpoint.stop_listening()
-                code = Agent(channel, self._local, self._tasks.tasks.index(own), own.host, gone).serve(signalled)
+        self.local.warm_up()
+        while (code := self._served(say, signalled)) is None:
+            say(f"The connection to {driver} was lost. {own} waits for it again.")
+        return code
+
+    def _served(self, say: Callable[[str], None], signalled: Callable[[], int | None]) -> int | None:
+        """Serves the driver once it has dialled; None where the connection to it was lost. Raises `LaunchError`."""
+        own, driver, until = self._tasks.own, self._tasks.tasks[0], time.monotonic() + self._timeout
+        endpoint = Endpoint(str(own), self.token)
+        try:
+            self._listen(own.address, endpoint, f"another port in {self._tasks.source}, the same in all tasks")
+            channel = endpoint.channel(DRIVER)
+            while not channel.life:
+                if (number := signalled()) is not None:
+                    return 128 + number
+                if time.monotonic() > until:
+                    received, again = f"nothing from it for {self._timeout:g} s", 2 * self._timeout
+                    instead = f"the same command there, or cluster.options.timeout={again:g}"
+                    raise LaunchError(f"{driver} to conduct", received, instead)
+                time.sleep(POLL_SECONDS)
+            say(f"{driver} has begun.")
+            endpoint.stop_listening()
+            code = Agent(channel, self.local, self._tasks.tasks.index(own), own.host, _is_gone).serve(signalled)
             if code is not None:
                 say(f"{driver} has ended with {code}.")
-                return code
-            say(f"The connection to {driver} was lost. {own} waits for it again.")
-            until = time.monotonic() + self._timeout
-        instead = f"the same command there, or cluster.options.timeout={2 * self._timeout:g}"
-        raise LaunchError(f"{driver} to conduct", f"nothing from it for {self._timeout:g} s", instead)
+            return code
+        finally:
+            endpoint.close(1.0)
 
     def inventory(self) -> Machine:
         """This machine, as many like it as the tasks have hosts, and the tasks' kinds."""
         kinds = tuple(task.kind for task in self._tasks.tasks if task.kind != EVALUATOR)
-        return replace(self._local.inventory(), hosts=len(self._tasks.hosts), tasks=kinds)
+        return replace(self.local.inventory(), hosts=len(self._tasks.hosts), tasks=kinds)
 
     def helpers(self) -> Helpers:
         """This task's host, and those of other tasks that answer within some seconds, each by one of its tasks."""
-        agents, own = self._driving(), self._tasks.own
-        agents.tolerates = True
+        self.gather()
+        agents, own, agents.tolerates = self.agents, self._tasks.own, True
         others = {task.host: str(task) for task in self._tasks.tasks if task.host != own.host}
         until = time.monotonic() + min(self._timeout, HELPERS_SECONDS)
-        while (absent := [name for name in others.values() if not agents.is_there(name)]) and time.monotonic() < until:
+        while not all(map(agents.is_there, others.values())) and time.monotonic() < until:
             agents.listen_to((), POLL_SECONDS)
-        lines = {host: Line(partial(agents.ask, name)) for host, name in others.items() if name not in absent}
+        lines = {host: Line(partial(agents.ask, name)) for host, name in others.items() if agents.is_there(name)}
         why = "nobody answers: the same command is to be typed there"
         silent = {host: why for host in others if host not in lines}
         addresses = {host: host for host in self._tasks.hosts}
-        return Helpers({own.host: asking.here(self._environ), **lines}, addresses, silent, own.host)
-
-    def warm_up(self) -> None:
-        """Begins the imports of this host's processes."""
-        self._local.warm_up()
+        return Helpers({own.host: line_to(self.environ), **lines}, addresses, silent, own.host)
 
     def addresses(self, plan: Plan) -> Sequence[str]:
         """Those of the tasks; what no task is for, such as a data server, runs on this host."""
-        where, host, count = self._where(plan), self._tasks.own.host, len(plan.processes)
-        beside = iter(self._local.free(count - len(where)))
-        return [where[rank].address if rank in where else f"{host}:{next(beside)}" for rank in range(count)]
+        tasks, host, count = self._tasks_of(plan), self._tasks.own.host, len(plan.processes)
+        beside = iter(self.local.free(count - len(tasks)))
+        return [tasks[rank].address if rank in tasks else f"{host}:{next(beside)}" for rank in range(count)]
 
-    def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob | LocalJob:
-        """Starts the processes of this host's task here, and those of others by their agents."""
-        where = {rank: str(task) for rank, task in self._where(plan).items() if task != self._tasks.own}
-        if not where:
-            return self._local.start(plan, group, folder)
-        return RemoteJob(
-            self._driving(), plan, group, folder, where, missing=self._missing, timeout=self._timeout,
-            returns=self._timeout, local=self._local,
-        )  # fmt: skip
+    def listens_at(self) -> str:
+        """Any port of this task's host."""
+        return f"{self._tasks.own.host}:0"
+
+    def begin(self, address: str) -> None:
+        """Dials the other tasks, which dial this one once a connection is lost."""
+        for name, task_address in self._others.items():
+            self.agents.endpoint.dial(name, task_address)
 
     def close(self, code: int) -> None:
         """Tells all tasks what the command ends with."""
         if self._drives:
-            agents, until = self._driving(), time.monotonic() + CLOSE_SECONDS
-            while not all(map(agents.is_there, self._addresses)) and time.monotonic() <= until:
+            self.gather()
+            until = time.monotonic() + CLOSE_SECONDS
+            while not all(map(self.agents.is_there, self._others)) and time.monotonic() <= until:
                 with contextlib.suppress(LaunchError):
-                    agents.listen_to((), POLL_SECONDS)
-            agents.close(code)
-        self._local.close(code)
+                    self.agents.listen_to((), POLL_SECONDS)
+        super().close(code)
 
-    @contextlib.contextmanager
-    def _listening(self, own: Task) -> Iterator[Endpoint]:
-        endpoint = Endpoint(str(own), self._key)
-        try:
-            endpoint.listen(own.address)
-            yield endpoint
-        except OSError as error:
-            raise LaunchError(
-                f"Expected to be able to listen at {own}, received: {error.strerror or error}. "
-                f"Try another port in {self._tasks.source}, the same in all tasks."
-            ) from error
-        finally:
-            endpoint.close(1.0)
-
-    def _driving(self) -> Agents:
-        """The channels of a driver, which dials the other tasks, and is dialled again at a port of its own."""
-        if self._agents is None:
-            self._agents = Agents(self._key)
-            self._agents.endpoint.listen(f"{self._tasks.own.host}:0")
-            for name in self._addresses:
-                self._agents.endpoint.dial(name, self._addresses[name])
-        return self._agents
-
-    def _missing(self, names: Sequence[str]) -> str:
+    def missing(self, names: Sequence[str]) -> str:
+        """Says what a user can do about tasks that are not there."""
         return (
             f"Expected {' and '.join(names)} to be there, received no answer for {self._timeout:g} s. "
             f"Try the same command there, or cluster.options.timeout={2 * self._timeout:g}."
         )
 
-    def _where(self, plan: Plan) -> dict[int, Task]:
+    def _where(self, plan: Plan) -> dict[int, str]:
+        return {rank: str(task) for rank, task in self._tasks_of(plan).items()}
+
+    def _tasks_of(self, plan: Plan) -> dict[int, Task]:
         """The task of each process of a plan that has one. Refuses a plan whose hosts are not those of the tasks."""
         if len(plan.processes) == 1:
             return {}
@@ -239,6 +214,11 @@ class EnvCluster(Cluster):
             expected = f"processes on the hosts of their tasks in {self._tasks.source}, {count} of them"
             raise LaunchError(expected, "a plan with several of these as one", f"hardware.hosts={count}")
         return tasks
+
+
+def _is_gone(channel: Channel, orphan_timeout: float) -> bool:
+    # None takes the driver's place, as the same command is typed again, which starts all anew.
+    return channel.refused or (channel.away > 0 and (channel.nobody or channel.away > GONE_SECONDS))
 
 
 def tasks_of(environ: Mapping[str, str]) -> Tasks:

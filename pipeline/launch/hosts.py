@@ -14,7 +14,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,11 +22,10 @@ from subprocess import STDOUT
 from typing import Annotated
 
 from pipeline.config.schema import ClusterConfig, Object
-from pipeline.launch import Address, Helpers, LaunchError, Line, Seconds, option, options_of, this_machine
+from pipeline.launch import Address, Helpers, LaunchError, Line, Seconds, line_to, option, options_of, this_machine
 from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.messages import FILES, LOCK, PACKAGE, alike, modules
 from pipeline.launch.agents.remote import Known
-from pipeline.launch.asking import MODULE, started
 from pipeline.plan.checks import HOST, stays_here
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
@@ -77,12 +76,10 @@ class HostsCluster(DiallingCluster):
                 instead = "NAME or USER@NAME, and a port in cluster.options.ssh=[ssh,-p,'2222']"
                 raise LaunchError("cluster.hosts to be names or addresses of machines", host, instead)
         self.count, self.waiting = len(self._targets), f"Starting agents on {', '.join(self._targets)}."
-        self._failed: dict[str, str] = {}
-        # What ssh does now, for threads of the pool; none begins once it is over.
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._lock, self._over, self._tried = threading.Lock(), False, dict[str, float]()
-        self._pool: ThreadPoolExecutor | None = None
-        self._copy: bytes | None = None
+        # What ssh does now, for threads of the pool; none begins once it is over. When a host was tried, why in vain.
+        self._running, self._lock, self._over = set[subprocess.Popen[bytes]](), threading.Lock(), False
+        self._tried, self._failed = dict[str, float](), dict[str, str]()
+        self._pool, self._copy = ThreadPoolExecutor(MOST_AT_ONCE, "ssh"), b""
 
     def listens_at(self) -> str:
         """`cluster.options.conductor`, or the address from which this machine reaches the first host."""
@@ -90,20 +87,21 @@ class HostsCluster(DiallingCluster):
 
     def begin(self, address: str) -> None:
         """Starts an agent on each host by ssh, several at a time."""
-        pool = self._prepare()
+        self._pack()
         for name in self._targets:
-            pool.submit(self._start_agent, name, address)
+            self._pool.submit(self._start_agent, name, address)
 
     def found(self, folder: Path) -> None:
         """Starts none but those that are to be started anew."""
-        self._prepare()
+        self._pack()
 
-    def begin_again(self, names: Sequence[str]) -> None:
-        """Starts agents anew on hosts that were lost, which may have been started again too."""
+    def missing(self, names: Sequence[str]) -> str:
+        """Starts agents anew on hosts that were lost, which may have been started again too; says what to do."""
         for name in names:
-            if self._pool and self.address and time.monotonic() > self._tried.get(name, 0.0) + AGAIN_SECONDS:
+            if self.address and time.monotonic() > self._tried.get(name, 0.0) + AGAIN_SECONDS:
                 self._tried[name] = time.monotonic() + self._options.timeout
                 self._pool.submit(self._start_agent, name, self.address)
+        return super().missing(names)
 
     def check(self, absent: int) -> None:
         """Raises `LaunchError` where ssh could not start an agent."""
@@ -133,8 +131,7 @@ class HostsCluster(DiallingCluster):
             self._over = True
             for process in self._running:
                 _kill(process)
-        if self._pool:
-            self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
 
     def describe(self, plan: Plan) -> str:
         """The commands that start agents, and where they dial."""
@@ -148,14 +145,13 @@ class HostsCluster(DiallingCluster):
 
     def helpers(self) -> Helpers:
         """A process that ssh starts on each host; whatever is wrong there is said of that host alone."""
-        if self.config.copy:
-            self._copy = _packed(Path.cwd())
+        self._pack()
         lines, absent = dict[str, Line](), dict[str, str]()
         for name in self._targets:
             try:
                 if (why := self._give_copy(name)) is not None:
                     raise LaunchError(why)
-                lines[name] = started([*self._ssh(name), self._typed_there([MODULE])], self.environ)
+                lines[name] = line_to(self.environ, *self._ssh(name), self._typed_there(["pipeline.doctor"]))
             except LaunchError as error:
                 absent[name] = str(error)
         return Helpers(lines, {name: name for name in self._targets}, absent)
@@ -165,10 +161,26 @@ class HostsCluster(DiallingCluster):
         own = this_machine.detect(self.environ)
         return inventory([Host(name, own.cores, own.memory_gib, own.cpu, own.gpus, own.tpus) for name in self._targets])
 
-    def _prepare(self) -> ThreadPoolExecutor:
-        self._copy = _packed(Path.cwd()) if self.config.copy else None
-        self._pool, self._over = ThreadPoolExecutor(MOST_AT_ONCE, "ssh"), False
-        return self._pool
+    def _pack(self) -> None:
+        """Packs this package and the Python files below this folder, where they are copied. Raises `LaunchError`."""
+        if not self.config.copy:
+            return
+        buffer, size, folder = io.BytesIO(), 0, Path.cwd()
+        with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+            for path in filter(Path.is_file, [*modules(), LOCK]):
+                archive.add(path, path.relative_to(PACKAGE.parent).as_posix())
+            for where, names, files in os.walk(folder):
+                below = [name for name in sorted(names) if not name.startswith(".") and name not in NOT_COPIED]
+                names[:] = [name for name in below if Path(where, name).resolve() != PACKAGE]
+                paths = [Path(where, name) for name in sorted(files) if name.endswith(".py")]
+                # An editor's lock is a link to nowhere.
+                for path in filter(os.path.isfile, paths):
+                    size += path.stat().st_size
+                    if size > MOST_COPIED:
+                        expected = f"no more than {MOST_COPIED >> 20} MiB of Python files in {folder} to copy"
+                        raise LaunchError(expected, "more", "cluster.copy=false, or the command in a folder of its own")
+                    archive.add(path, path.relative_to(folder).as_posix())
+        self._copy = buffer.getvalue()
 
     def _ssh(self, name: str) -> list[str]:
         return [*self._options.ssh, *SSH, self._targets[name]]
@@ -198,7 +210,7 @@ class HostsCluster(DiallingCluster):
 
     def _give_copy(self, name: str) -> str | None:
         """Copies this code to a host, where that is asked for; what went wrong, in words, or None."""
-        if self._copy is None:
+        if not self._copy:
             return None
         home = f'"$HOME/{self._home()}"'
         return self._typed(name, f"mkdir -p {home} && tar -xzf - -C {home}", self._copy)
@@ -287,29 +299,3 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def _packed(folder: Path) -> bytes:
-    """This package, and the Python files of the folder that the command was typed in, as a compressed archive."""
-    buffer, size = io.BytesIO(), 0
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for path in filter(Path.is_file, [*modules(), LOCK]):
-            archive.add(path, path.relative_to(PACKAGE.parent).as_posix())
-        for path in _own(folder):
-            size += path.stat().st_size
-            if size > MOST_COPIED:
-                expected = f"no more than {MOST_COPIED >> 20} MiB of Python files in {folder} to copy"
-                raise LaunchError(expected, "more", "cluster.copy=false, or the command in a folder of its own")
-            archive.add(path, path.relative_to(folder).as_posix())
-    return buffer.getvalue()
-
-
-def _own(folder: Path) -> Iterator[Path]:
-    """A user's own Python files in a folder and below it, but for this package."""
-    for where, names, files in os.walk(folder):
-        current = Path(where)
-        copied = [name for name in names if not name.startswith(".") and name not in NOT_COPIED]
-        names[:] = sorted(name for name in copied if (current / name).resolve() != PACKAGE)
-        with contextlib.suppress(OSError):
-            # An editor's lock is a link to nowhere.
-            yield from (current / name for name in sorted(files) if name.endswith(".py") and (current / name).is_file())

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import ClusterConfig, StartMethod
-from pipeline.launch import Cluster, Helpers, LaunchError, asking, this_machine
+from pipeline.launch import Cluster, Helpers, LaunchError, line_to, this_machine
 from pipeline.launch.signals import DRIVER_PID, STACKS
 from pipeline.launch.standby import PRELOAD, Standby, seconds_of, state_of
 from pipeline.plan.machine import Machine
@@ -69,7 +69,7 @@ class LocalCluster(Cluster):
     def helpers(self) -> Helpers:
         """This machine."""
         host = self.inventory().hostname
-        return Helpers({host: asking.here(self._environ)}, here=host)
+        return Helpers({host: line_to(self._environ)}, here=host)
 
     def warm_up(self) -> None:
         """Starts the server's imports, so that they run beside what the driver does next."""
@@ -267,9 +267,7 @@ def _server_lost(again: int) -> LaunchError:
 def _quiet_environment(backend: str = "tensorflow") -> Iterator[None]:
     """The environment that a process is started with, to compute by a backend; put back afterwards."""
     with ENVIRONMENT:
-        values: dict[str, str | None] = {
-            # By which TensorFlow takes it for one of others than its plan names.
-            "TF_CONFIG": None,
+        values = {
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
             "KERAS_BACKEND": backend if backend in STARTED_ANEW else "tensorflow",
             DRIVER_PID: str(os.getpid()),
@@ -277,8 +275,10 @@ def _quiet_environment(backend: str = "tensorflow") -> Iterator[None]:
         if backend in STARTED_ANEW:
             # What a user has set comes last, and holds.
             values["GLIBC_TUNABLES"] = ":".join(filter(None, [TUNABLES, os.environ.get("GLIBC_TUNABLES")]))
-        before = {name: os.environ.get(name) for name in values}
-        _set(values)
+        before = {name: os.environ[name] for name in (*values, "TF_CONFIG") if name in os.environ}
+        os.environ.update(values)
+        # By which TensorFlow takes it for one of others than its plan names.
+        os.environ.pop("TF_CONFIG", None)
         # To start it lets Ctrl-C through again, which a terminal sends to the fork server too until that ignores it.
         resource_tracker.ensure_running()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -286,12 +286,6 @@ def _quiet_environment(backend: str = "tensorflow") -> Iterator[None]:
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            _set(before)
-
-
-def _set(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+            for name in values.keys() - before.keys():
+                del os.environ[name]
+            os.environ.update(before)

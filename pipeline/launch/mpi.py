@@ -28,6 +28,8 @@ from pipeline.record.log import SECRET, read_json, write_json
 
 # Without its driver, which mpirun ends all others with, an agent goes on for so long.
 GONE_SECONDS = 15.0
+# A place's name as a host.
+RANK = "rank {}"
 LAUNCH = "mpirun --bind-to none -n {size} python -m pipeline cluster=mpi ..."
 
 
@@ -89,7 +91,7 @@ class MpiCluster(DiallingCluster):
     """The places of an MPI job, each of which is laid over as a host."""
 
     local: LocalCluster
-    own_name, return_seconds = "rank 0", 0.0
+    own_name, return_seconds = RANK.format(0), 0.0
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         super().__init__(config, environ)
@@ -148,9 +150,9 @@ class MpiCluster(DiallingCluster):
         """The places as they are."""
         others = super().inventory().members if self._there_is().size > 1 else ()
         own = self.local.inventory()
-        hosts = (replace(own, hostname=_name(0)), *others)
+        hosts = (replace(own, hostname=RANK.format(0)), *others)
         machines = {name: agent.hello.machine.hostname for name, agent in self.agents.known.items()}
-        machines[_name(0)] = own.hostname
+        machines[RANK.format(0)] = own.hostname
         for one, other in combinations(hosts, 2):
             both = set(one.cores) & set(other.cores)
             if machines.get(one.hostname) == machines.get(other.hostname) and len(both) > 1:
@@ -163,15 +165,14 @@ class MpiCluster(DiallingCluster):
         """Those that the agents hold, and this place's own."""
         assert self.address is not None
         host = self.address.rpartition(":")[0]
-        own = [f"{host}:{port}" for port in self.local.hold(host, requests.pop(_name(0), []))]
-        return super().hold(requests) | {_name(0): own}
+        own = [f"{host}:{port}" for port in self.local.hold(host, requests.pop(RANK.format(0), []))]
+        return super().hold(requests) | {RANK.format(0): own}
 
     def close(self, code: int) -> None:
         """Tells the others what the command ends with, those too who were not needed."""
         if self._drives and not self._begun:
             self._note(Meeting(code=code))
         super().close(code)
-        self.local.close(code)
 
     def end(self) -> None:
         """Leaves nothing to be read."""
@@ -187,7 +188,7 @@ class MpiCluster(DiallingCluster):
         own = this_machine.detect(self.environ)
         size = self._place.size if self._place else 1
         cores = [tuple(part(own.cores, rank, size)) for rank in range(size)]
-        return inventory([Host(_name(rank), cores[rank], own.memory_gib, own.cpu) for rank in range(size)])
+        return inventory([Host(RANK.format(rank), cores[rank], own.memory_gib, own.cpu) for rank in range(size)])
 
     @property
     def _path(self) -> Path:
@@ -205,7 +206,7 @@ class MpiCluster(DiallingCluster):
         return self._place
 
     def _served(self, meeting: Meeting, place: Place, signalled: Callable[[], int | None]) -> int | None:
-        endpoint = Endpoint(_name(place.rank), meeting.token.encode())
+        endpoint = Endpoint(RANK.format(place.rank), meeting.token.encode())
         channel = endpoint.dial(DRIVER, meeting.address)
         host = reached_from(meeting.address.rpartition(":")[0])
         agent = Agent(channel, self.local, place.rank, host, lambda channel, _: channel.away > GONE_SECONDS)
@@ -265,7 +266,3 @@ def part(items: Sequence[int], number: int, parts: int) -> list[int]:
         return [items[number % len(items)]]
     each = len(items) // parts
     return list(items[number * each : (number + 1) * each])
-
-
-def _name(rank: int) -> str:
-    return f"rank {rank}"

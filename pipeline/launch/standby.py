@@ -27,7 +27,6 @@ from pipeline.launch import LaunchError
 from pipeline.launch.signals import DRIVER_PID
 
 PRELOAD = ["pipeline.launch.preload"]
-AGE = re.compile(r"([1-9]\d{0,3})([smh])")
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 # Variables that no process computes by: a command in another terminal has others.
 INDIFFERENT = re.compile(
@@ -49,7 +48,7 @@ def seconds_of(age: str) -> int:
     >>> seconds_of("90s"), seconds_of("10m")
     (90, 600)
     """
-    if (match := AGE.fullmatch(age)) is None:
+    if (match := re.fullmatch(r"([1-9]\d{0,3})([smh])", age)) is None:
         raise LaunchError("launch.keep to be a time, as 90s, 10m or 1h", age or "nothing", "launch.keep=10m")
     return int(match[1]) * SECONDS[match[2]]
 
@@ -83,8 +82,8 @@ class Standby:
         """Has processes start from it; it is started unless it lives. For `ForkServer.ensure_running`."""
         resource_tracker.ensure_running()
         self._name = self._name or _environment()
-        address, lock = self._folder / f"{self._name}.s", _opened(self._folder / f"{self._name}.lock")
-        try:
+        address = self._folder / f"{self._name}.s"
+        with _opened(self._folder / f"{self._name}.lock") as lock:
             while not _claimed(lock):
                 # A server that is stopped would have commands wait.
                 if not (pid := _pid(lock)) or state_of(pid) not in ("T", "t"):
@@ -97,8 +96,6 @@ class Standby:
             else:
                 os.pwrite(lock, b"%*d" % (PID_DIGITS, _start(address, lock)), 0)
             self._extend(lock)
-        finally:
-            os.close(lock)
         server: Any = forkserver._forkserver  # type: ignore[attr-defined]
         if self._before is None:
             self._before = server._forkserver_address, server._forkserver_alive_fd
@@ -115,9 +112,8 @@ class Standby:
         del server.ensure_running
         os.close(server._forkserver_alive_fd)
         (server._forkserver_address, server._forkserver_alive_fd), self._before = self._before, None
-        lock = _opened(self._folder / f"{self._name}.lock")
-        self._extend(lock)
-        os.close(lock)
+        with _opened(self._folder / f"{self._name}.lock") as lock:
+            self._extend(lock)
 
     def _extend(self, lock: int) -> None:
         ends = max(time.time() + self._seconds, os.fstat(lock).st_mtime)
@@ -128,12 +124,9 @@ def servers() -> Iterator[tuple[int, float]]:
     """This user's servers that live: the process of each, and when it ends if no command uses it until then."""
     with contextlib.suppress(LaunchError):
         for path in sorted(folder().glob("*.lock")):
-            lock = _opened(path)
-            try:
+            with _opened(path) as lock:
                 if not _claimed(lock) and (pid := _pid(lock)):
                     yield pid, os.fstat(lock).st_mtime
-            finally:
-                os.close(lock)
 
 
 def serve(listener: int, lock: int, address: str, preload: list[str]) -> None:
@@ -181,13 +174,12 @@ def _start(address: Path, lock: int) -> int:
 
 def _environment() -> str:
     """A name for all that processes get from their server: where it differs, another one is needed."""
-    package = Path(__file__).parents[1]
     places = [Path(path) for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     values = (
         (sys.executable, sys.version, sys.path, util._args_from_interpreter_flags()),  # type: ignore[attr-defined]
         # An installation that changes packages changes their folder.
         [(str(path), path.stat().st_mtime_ns) for path in places if path.is_dir()],
-        sorted((str(path), path.lstat().st_mtime_ns) for path in package.rglob("*.py")),
+        sorted((str(path), path.lstat().st_mtime_ns) for path in Path(__file__).parents[1].rglob("*.py")),
         sorted((name, value) for name, value in os.environ.items() if not INDIFFERENT.fullmatch(name)),
         (os.getgroups(), os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0))),
         [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")],
@@ -198,8 +190,13 @@ def _environment() -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
-def _opened(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def _claimed(lock: int) -> bool:

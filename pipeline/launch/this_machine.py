@@ -75,15 +75,10 @@ def last_level_cache(cores: Sequence[int], cpus: Path = Path("/sys/devices/syste
     take more from each other than room. Source: Documentation/ABI/stable/sysfs-devices-system-cpu of Linux.
     """
     sizes: dict[tuple[int, str], int] = {}
-    for core in cores:
-        for cache in cpus.glob(f"cpu{core}/cache/index[0-9]*"):
-            try:
-                level, shared, size = (
-                    (cache / name).read_text().strip() for name in ("level", "shared_cpu_list", "size")
-                )
-                sizes[int(level), shared] = int(size.removesuffix("K")) * 1024
-            except (OSError, ValueError):
-                continue
+    for cache in (path for core in cores for path in cpus.glob(f"cpu{core}/cache/index[0-9]*")):
+        with suppress(OSError, ValueError):
+            level, shared, size = ((cache / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))
+            sizes[int(level), shared] = int(size.removesuffix("K")) * 1024
     highest = max((level for level, _ in sizes), default=1)
     if sum(level == 1 for level, _ in sizes) < len(cores) or highest == 1:
         return None
@@ -183,12 +178,16 @@ def energy_counters(powercap: Path = Path("/sys/class/powercap")) -> dict[str, C
     """By name, what reads (count, count at which it begins anew), in millionths of a joule."""
     readers: dict[str, Callable[[], tuple[int, int]]] = {}
     for zone in sorted(powercap.glob("intel-rapl:*")):
+
+        def read(zone: Path = zone) -> tuple[int, int]:
+            return int((zone / "energy_uj").read_text()), int((zone / "max_energy_range_uj").read_text())
+
         with suppress(OSError, ValueError):
             named = (zone / "name").read_text().strip()
-            _zone(zone)
+            read()
             # Memory is beside a package; other parts are in its own count.
             if named.startswith("package") or named == "dram":
-                readers[zone.name] = lambda zone=zone: _zone(zone)  # type: ignore[misc]
+                readers[zone.name] = read
     return readers | _gpu_counters()
 
 
@@ -207,10 +206,6 @@ def joules(readers: Mapping[str, Callable[[], tuple[int, int]]] | None = None) -
             yield total / 1e6
     while True:
         yield None
-
-
-def _zone(zone: Path) -> tuple[int, int]:
-    return int((zone / "energy_uj").read_text()), int((zone / "max_energy_range_uj").read_text())
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from pipeline.commands.doctor import clock_of, examine, measure_links, turns
 from pipeline.config.schema import Store, TrackingConfig
 from pipeline.doctor import judge, look
 from pipeline.doctor.judge import FAULT, FINE, WARNING, Accelerator, Expected, Finding, Gpus, LinkFacts
-from pipeline.launch import Helpers, LaunchError, asking
+from pipeline.launch import Helpers, LaunchError, line_to
 from pipeline.views.mlflow import stores
 from pipeline.views.mlflow.stores import open_client
 
@@ -89,9 +89,9 @@ def test_a_host_without_the_package_and_one_with_another_version_are_named_with_
     versions, checks = {name: look.installed(name) for name in packages}, ("python", "packages")
     expected = Expected(checks, packages=packages, versions=versions, driver="a")
     lines = {
-        "a": asking.here(os.environ),
-        "b": asking.started([sys.executable, "-I", "-S", "-m", asking.MODULE], os.environ),
-        "d": asking.here(environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.getcwd()}")),
+        "a": line_to(os.environ),
+        "b": line_to(os.environ, sys.executable, "-I", "-S", "-m", "pipeline.doctor"),
+        "d": line_to(environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.getcwd()}")),
     }
     findings, _ = examine(
         Helpers(lines, absent={"c": "No route to host."}), dict.fromkeys(lines, expected), "a", checks
@@ -117,7 +117,7 @@ def test_a_doctor_that_lacks_what_it_is_made_of_says_what_to_install(monkeypatch
 
 
 def test_a_process_answers_every_question_and_by_its_clock_two_minutes_are_a_fault_and_seconds_a_warning():
-    line = asking.here(os.environ)
+    line = line_to(os.environ)
     with pytest.raises(LaunchError, match="Expected a request that is known"):
         line.ask({"do": "dance"})
     with pytest.raises(LaunchError, match="Expected `str`"):
@@ -227,12 +227,12 @@ def test_each_library_is_loaded_for_trial_and_the_one_that_is_missing_named(tmp_
 
 
 def test_a_process_that_says_nothing_in_time_is_given_up():
-    line = asking.started(["sleep", "60"], os.environ)
+    line = line_to(os.environ, "sleep", "60")
     with pytest.raises(LaunchError, match=r"no answer within 0\.2 s"):
         line.ask({"do": "clock"}, 0.2)
     line.close()
     with pytest.raises(LaunchError, match="No such file"):
-        asking.started(["/nowhere/at/all"], os.environ)
+        line_to(os.environ, "/nowhere/at/all")
 
 
 @pytest.mark.parametrize(("count", "pairs"), [(2, 1), (3, 3), (8, 28), (16, 120), (101, 101)])
@@ -244,7 +244,7 @@ def test_every_pair_of_hosts_is_measured_once_and_none_twice_in_a_turn(count, pa
 
 
 def test_two_processes_measure_the_link_between_them_and_a_stranger_is_hung_up_on():
-    both = {"a": asking.here(os.environ), "b": asking.here(os.environ)}
+    both = {"a": line_to(os.environ), "b": line_to(os.environ)}
     port = both["b"].ask({"do": "answer", "host": "127.0.0.1", "token": "00" * 32})
     with socket.create_connection(("127.0.0.1", port), 5) as stranger:
         stranger.sendall(b"x" * 64)

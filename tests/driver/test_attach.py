@@ -123,10 +123,10 @@ def test_what_is_in_the_log_is_told_again_in_its_order_and_never_written_twice()
 
 def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_part_of_it(tmp_path):
     # Agents that hear what is said, and say nothing.
-    said, before = list[tuple[str, Any]](), remote.Taken(4, {"a": messages.Held(2, {0: 3})})
+    said, taken = list[tuple[str, Any]](), (4, {"a": messages.Held(2, {0: 3})})
     lines = SimpleNamespace(left=False, known={}, send=lambda *message: said.append(message), over=lambda number: None)
-    where = {"missing": lambda names: "", "timeout": 1, "returns": 1, "job_before": before}
-    job = remote.RemoteJob(lines, PLAN, "point", tmp_path, {0: "a", 1: "b"}, **where)
+    cluster = SimpleNamespace(agents=lines, return_seconds=1, local=None)
+    job = remote.RemoteJob(cluster, PLAN, "point", tmp_path, {0: "a", 1: "b"}, taken)
     assert job.number == 4
     for _ in range(2):
         job.send(commands.Load("here"))

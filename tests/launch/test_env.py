@@ -136,13 +136,13 @@ def test_environments_of_tensorflow_vertex_and_sagemaker_say_the_same():
     two = ["a:1", "b:2"]
     first = tasks_of(said({"worker": two}))
     assert [task.address for task in first.tasks] == two
-    assert first.own == first.driver
+    assert first.own == first.tasks[0]
     other = tasks_of(said({"worker": ["b:2"], "chief": ["a:1"], "ps": ["c:3"]}, "ps"))
     assert [task.kind for task in other.tasks] == ["chief", "worker", "ps"]
-    assert (other.own.address, other.driver.address) == ("c:3", "a:1")
+    assert (other.own.address, other.tasks[0].address) == ("c:3", "a:1")
     pools = {"workerpool0": ["a:1"], "workerpool1": ["b:2"]}
     vertex = tasks_of({"CLUSTER_SPEC": json.dumps({"cluster": pools, "task": {"type": "workerpool1", "index": 0}})})
-    assert (vertex.own.address, vertex.driver.address) == ("b:2", "a:1")
+    assert (vertex.own.address, vertex.tasks[0].address) == ("b:2", "a:1")
     sage = tasks_of({"SM_HOSTS": '["algo-2", "algo-1"]', "SM_CURRENT_HOST": "algo-2"})
     assert [task.address for task in sage.tasks] == ["algo-1:2222", "algo-2:2222"]
     assert sage.own.index == 1

@@ -80,8 +80,12 @@ def test_a_pod_is_a_host_and_names_are_those_that_the_headless_service_gives():
     assert list(pods(plan).ranks(plan)) == pods(plan).hosts == hosts
     # An Indexed Job has them in one row.
     assert pods(plan, "Job").hosts == ["mine-0", "mine-1", "mine-2", "mine-3"]
-    # Fewer workers are laid over pods that are left.
-    left = [("chief", 0), ("worker", 1), ("worker", 0)]
+    # The baseline runs where a worker does, and fewer workers on pods that are left.
+    for strategy, host in (("multi_worker", "mine-chief-0-0"), ("parameter_server", "mine-worker-0-0")):
+        baseline = baseline_of(plan := planned(strategy), Machine("pod", (0,), 4.0, ""))
+        assert shape_of(plan).holds(shape_of(baseline))
+        assert list(pods(plan).ranks(baseline)) == [host]
+    left = ["mine-chief-0-0", "mine-worker-0-1", "mine-worker-0-0"]
     ranks = pods(planned("multi_worker", 3)).ranks(planned("multi_worker", 2), left)
     assert ranks == {"mine-chief-0-0": [0], "mine-worker-0-1": [1]}
     # Several processes of a pod have a port each.
@@ -93,8 +97,11 @@ def test_a_pod_is_a_host_and_names_are_those_that_the_headless_service_gives():
 
 
 def test_a_replicated_job_for_each_kind_has_as_many_pods_as_the_plan_has_hosts_and_thousands_take_no_more_text():
-    plan = planned("parameter_server", 8)
-    policy, jobset = made(plan)
+    plan = planned("parameter_server", 8, gpus=1)
+    policy, jobset = made(plan, gpus=1)
+    # Those that train alone have GPUs.
+    asked = ["nvidia.com/gpu" in container["resources"]["limits"] for _, container in pod_specs([jobset])]
+    assert asked == [False, True, False]
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": policy["spec"]["podSelector"]}]}]
     counts = {job["name"]: job["template"]["spec"]["completions"] for job in jobset["spec"]["replicatedJobs"]}
     assert counts == {"chief": 1, "worker": 8, "ps": 2}
@@ -107,14 +114,6 @@ def test_a_replicated_job_for_each_kind_has_as_many_pods_as_the_plan_has_hosts_a
     assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
     many, few = (len(to_yaml(made(planned("multi_worker", count)))) for count in (4096, 2))
     assert many - few < 50
-
-
-def test_the_baseline_runs_where_a_worker_does():
-    for strategy, host in (("multi_worker", "mine-chief-0-0"), ("parameter_server", "mine-worker-0-0")):
-        plan = planned(strategy)
-        baseline = baseline_of(plan, Machine("pod", (0,), 4.0, ""))
-        assert shape_of(plan).holds(shape_of(baseline))
-        assert list(pods(plan).ranks(baseline)) == [host]
 
 
 @pytest.mark.parametrize("kind", ["jobset", "job"])
@@ -168,13 +167,6 @@ def test_what_options_say_is_where_it_belongs():
         assert (spec["nodeSelector"], spec["priorityClassName"]) == ({"disk": "ssd"}, "low")
         assert {"name": "data", "persistentVolumeClaim": {"claimName": "kept"}} in spec["volumes"]
         assert {"name": "data", "mountPath": "/mnt/kept"} in container["volumeMounts"]
-
-
-def test_only_pods_that_train_have_gpus():
-    *_, jobset = made(planned("parameter_server", 2, gpus=1), gpus=1)
-    assert [job["name"] for job in jobset["spec"]["replicatedJobs"]] == ["chief", "worker", "ps"]
-    asked = ["nvidia.com/gpu" in container["resources"]["limits"] for _, container in pod_specs([jobset])]
-    assert asked == [False, True, False]
 
 
 @pytest.mark.parametrize(("workers", "cores", "gpus", "strategy", "hosts"), [

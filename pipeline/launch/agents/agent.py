@@ -4,12 +4,15 @@ Events of processes, and what they write into their logs, go to files, which are
 no process waits for a driver. Of heartbeats, the last of each kind is sent once a second, while there is a connection.
 """
 
+import errno
+import hashlib
 import os
 import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from multiprocessing.connection import wait
@@ -17,11 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.launch import LaunchError, Line, this_machine
+from pipeline.launch import LaunchError, Line, line_to, this_machine
 from pipeline.launch.agents import messages
 from pipeline.launch.agents.channel import Channel
-from pipeline.launch.agents.unheard import PIECE_BYTES, Lines
-from pipeline.launch.asking import here
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan, from_json
 from pipeline.record import commands
@@ -31,12 +32,14 @@ from pipeline.record.log import to_line
 POLL_SECONDS, BEATS_SECONDS = 0.2, 1.0
 # For how long an agent without a process waits for a driver that is cut off, and for one that has ended.
 IDLE_SECONDS, NOBODY_SECONDS = 60.0, 5.0
+# Stands in for folders of checkpoints that are no folders here, in the home of the agent's user.
+UNHEARD = ".cache/pipeline/unheard"
+# Sent at once, but for the last line.
+PIECE_BYTES = 1 << 20
 # For how long a driver may be away that is still sent files.
 AWAY_SECONDS = 10.0
 # What an agent ends with whose driver was given up, or has never come: EX_TEMPFAIL, EX_UNAVAILABLE of sysexits.h.
 ABANDONED, UNREACHED = 75, 69
-
-
 Gone = Callable[[Channel, float], bool]
 
 
@@ -48,7 +51,7 @@ class _Job:
     plan: Plan
     running: LocalJob
     folder: Path
-    lines: Lines
+    lines: "Lines"
     commands: int = 0
     exited: dict[int, int | None] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
@@ -56,11 +59,6 @@ class _Job:
     beats: dict[tuple[int, bool, bool], Beat] = field(default_factory=dict)
     next_beats: float = 0.0
     sent: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def runs(self) -> bool:
-        """False once all its processes have ended."""
-        return not self.exited.keys() >= {*self.start.ranks}
 
     @property
     def is_needed(self) -> bool:
@@ -81,9 +79,8 @@ class Agent:
     ) -> None:
         self._channel, self._cluster = channel, cluster
         self._order, self._address, self._gone, self._leaves = order, address, gone, leaves
-        self._jobs: dict[int, _Job] = {}
-        # Of these jobs, and of those before that the driver was not done with.
-        self._lines: list[Lines] = []
+        # The jobs, and the lines of these and of those before that the driver was not done with.
+        self._jobs, self._lines = dict[int, _Job](), list[Lines]()
         # The driver's life, which another driver has not.
         self._life = ""
         # Answers a doctor, from the first request on.
@@ -117,7 +114,8 @@ class Agent:
                         self._report(signal)
                     if signal is not None and self._leaves and self._is_done():
                         return 128 + signal
-                    timeouts = [job.plan.launch.orphan_timeout for job in self._jobs.values() if job.runs]
+                    running = [job for job in self._jobs.values() if {*job.start.ranks} - job.exited.keys()]
+                    timeouts = [job.plan.launch.orphan_timeout for job in running]
                     idle = NOBODY_SECONDS if self._channel.nobody else IDLE_SECONDS
                     if self._gone(self._channel, max(timeouts, default=idle)):
                         if not self._channel.refused:
@@ -136,7 +134,7 @@ class Agent:
         if self._life and not self._channel.adopts:
             self._drop_all()
         self._life = self._channel.life
-        held = {number: messages.Held(job.commands, dict(job.exited)) for number, job in self._jobs.items()}
+        held = {number: messages.Held(job.commands, job.exited) for number, job in self._jobs.items()}
         host, network = self._cluster.inventory(), this_machine.network()
         self._send(messages.Hello(self._order, self._address, host, messages.alike(), held, self._life, network))
 
@@ -165,7 +163,7 @@ class Agent:
     def _answer(self, number: int, request: str, timeout: float) -> None:
         with self._asking:
             try:
-                self._helper = self._helper or here(os.environ)
+                self._helper = self._helper or line_to(os.environ)
                 response = messages.Response(number, self._helper.answer(request, timeout))
             except LaunchError as error:
                 response = messages.Response(number, error=str(error))
@@ -196,14 +194,12 @@ class Agent:
         if more and self._channel.has_room and (lines := job.lines.next()):
             self._send(messages.Emitted(job.start.job, lines))
         for log in sorted(job.folder.glob("*.log")):
-            if self._channel.has_room:
-                self._send_piece(job, log, before=job.start.logged.get(log.name, 0))
+            self._send_piece(job, log, before=job.start.logged.get(log.name, 0))
         # What training saves where the run's folder is not.
         for path in (job.folder / name for name in (MODEL, WEIGHTS, SAMPLE)):
             size = path.stat().st_size if path.exists() else 0
             if reached and job.sent.get(path.name, 0) < size:
-                if self._channel.has_room:
-                    self._send_piece(job, path, size)
+                self._send_piece(job, path, size)
                 return True
         return more
 
@@ -253,7 +249,7 @@ class Agent:
         at = job.sent.get(path.name, 0)
         with path.open("rb") as file:
             file.seek(at)
-            data = file.read(PIECE_BYTES)
+            data = file.read(PIECE_BYTES) if self._channel.has_room else b""
         if data:
             end = job.sent[path.name] = at + len(data)
             last = None if size is None else end >= size
@@ -319,3 +315,80 @@ def on_cores(plan: Plan, ranks: list[int], usable: tuple[int, ...]) -> Plan:
         cores = tuple(islice(left, len(processes[rank].cores)))
         processes[rank] = replace(processes[rank], cores=cores)
     return replace(plan, processes=tuple(processes))
+
+
+class Lines:
+    """Lines of a job's processes that the driver lacks: a file that is sent on from an offset until it has all of it.
+
+    It is in `folder`; the chief's lies beside the run's checkpoints and outlives the agent, and the next chief's agent
+    sends what is left there.
+    """
+
+    def __init__(self, plan: Plan, group: str, ranks: Iterable[int], folder: Path) -> None:
+        # Those that others have left are sent first, see `unheard`. Names are in the order of time.
+        self._left, name, self._own = list[Path](), f"unheard-{time.time_ns()}.jsonl", folder
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        if plan.checkpoint.folder is not None and group == "point" and 0 in ranks:
+            places = list[Path]()
+            for each in filter(None, [plan.checkpoint.before, plan.checkpoint.folder]):
+                digest = hashlib.sha256(each.encode()).hexdigest()
+                places.append(Path.home() / UNHEARD / digest[:16] if "://" in each else Path(each))
+            with suppress(OSError):
+                places[-1].mkdir(parents=True, exist_ok=True)
+                left = [path for place in places for path in place.glob("unheard-*.jsonl")]
+                self._left = sorted(left, key=lambda path: path.name)
+                self._file, self._own = os.open(places[-1] / name, flags, 0o644), places[-1]
+        if self._own == folder:
+            self._file = os.open(folder / name, flags, 0o644)
+        self._own /= name
+        # Files that are yet to be sent, and how much of the first of them was.
+        self._files: list[Path | int] = [*self._left, self._file]
+        self._sent = 0
+
+    @property
+    def more(self) -> bool:
+        """True if there are lines that were not sent."""
+        return len(self._files) > 1 or self._sent < os.fstat(self._file).st_size
+
+    def append(self, lines: bytes) -> None:
+        """Writes lines, all or none. Raises `OSError`."""
+        size = os.fstat(self._file).st_size
+        try:
+            if os.write(self._file, lines) < len(lines):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.ftruncate(self._file, size)
+            raise
+
+    def next(self) -> bytes:
+        """Returns the next lines to be sent; empty if none of these are for the driver."""
+        lines, first = list[bytes](), self._files[0]
+        with suppress(FileNotFoundError), open(first, "rb", closefd=first != self._file) as file:
+            file.seek(self._sent)
+            lines = file.readlines(PIECE_BYTES)
+        self._sent += sum(map(len, lines))
+        if first == self._file:
+            return b"".join(lines)
+        if not lines:
+            self._files.pop(0)
+            self._sent = 0
+        return messages.unheard(lines)
+
+    def heard(self) -> None:
+        """Removes what was sent, which the driver has, unless there is more."""
+        if self.more:
+            return
+        while self._left:
+            self._left.pop().unlink(missing_ok=True)
+        if self._sent:
+            os.ftruncate(self._file, 0)
+            self._sent = 0
+
+    def close(self) -> None:
+        """Closes the file, and removes it if it is empty, with a folder that has nothing else."""
+        is_empty = not os.fstat(self._file).st_size
+        os.close(self._file)
+        if is_empty:
+            with suppress(OSError):
+                self._own.unlink()
+                self._own.parent.rmdir()

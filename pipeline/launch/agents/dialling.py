@@ -11,16 +11,18 @@ from pathlib import Path
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import Cluster, Helpers, LaunchError, Line
 from pipeline.launch.agents.channel import new_token
+from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import Close
-from pipeline.launch.agents.remote import POLL_SECONDS, SAY_SECONDS, Agents, Known, RemoteJob, Taken
+from pipeline.launch.agents.remote import DIAL_SECONDS, POLL_SECONDS, SAY_SECONDS, Agents, Known, RemoteJob, Taken
 from pipeline.launch.local import LocalCluster
 from pipeline.plan.machine import Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan
 from pipeline.record.files import Kept, forget_agents
 from pipeline.record.log import from_here
 
-# For agents to dial, and for those of an earlier driver, which dial every second, to find this one, and to end.
-DIAL_SECONDS, ATTACH_SECONDS = 60.0, 15.0
+# For agents of an earlier driver, which dial every second, to find this one, and to end.
+ATTACH_SECONDS = 15.0
+CONDUCTOR = "another cluster.options.conductor=HOST:PORT"
 
 
 class DiallingCluster(Cluster, ABC):
@@ -42,9 +44,9 @@ class DiallingCluster(Cluster, ABC):
     local: LocalCluster | None = None
     own_name: str | None = None
 
-    def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
+    def __init__(self, config: ClusterConfig, environ: Mapping[str, str], token: bytes | None = None) -> None:
         self.config, self.environ = config, environ
-        self.agents = Agents(new_token())
+        self.agents = Agents(token or new_token())
         # HOST:PORT that agents dial, once they were begun; empty where they are dialled.
         self.address: str | None = None
         self.say: Callable[[str], None] = lambda text: None
@@ -70,9 +72,6 @@ class DiallingCluster(Cluster, ABC):
     def check(self, absent: int) -> None:
         """Raises `LaunchError` where so many agents have not dialled yet and it is known that they will not."""
 
-    def begin_again(self, names: Sequence[str]) -> None:
-        """Starts agents anew on hosts that were lost, where that can be done."""
-
     def end(self) -> None:
         """Ends what was begun, once all agents were told to end."""
 
@@ -83,6 +82,11 @@ class DiallingCluster(Cluster, ABC):
         """Returns None: nobody else drives."""
         self.say = say
         return None
+
+    def warm_up(self) -> None:
+        """Begins the imports of processes that this command starts itself."""
+        if self.local is not None:
+            self.local.warm_up()
 
     def inventory(self) -> Machine:
         """The hosts as they are, but for those that are gone; has their agents started. Raises `LaunchError`."""
@@ -125,7 +129,7 @@ class DiallingCluster(Cluster, ABC):
             self.agents.endpoint.stop_listening()
         earlier = Agents(record.token.encode())
         earlier.tolerates = True
-        self._listen(record.address, earlier)
+        self._listen(record.address, earlier.endpoint)
         for name in record.agents:
             earlier.send(name, Close(0))
         until, absent = time.monotonic() + ATTACH_SECONDS, record.agents
@@ -167,22 +171,18 @@ class DiallingCluster(Cluster, ABC):
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Starts a plan's processes by the agents, or goes on with those that an earlier driver has started."""
-        job_before = None
+        taken: Taken = None
         if self._taken.get(group):
             number, agents = self._taken[group].pop(0), self.agents.ordered()
-            held = {agent.channel.name: agent.hello.jobs[number] for agent in agents if number in agent.hello.jobs}
-            job_before = Taken(number, held)
+            taken = number, {each.channel.name: each.hello.jobs[number] for each in agents if number in each.hello.jobs}
         else:
             # Whatever an earlier driver had besides is over.
             self._taken.clear()
         where = {rank: name for rank, name in self._where(plan).items() if name != self.own_name}
         if where:
             self.gather()
-        job = RemoteJob(
-            self.agents, plan, group, folder, where, missing=self._missing, timeout=self.dial_seconds or DIAL_SECONDS,
-            returns=self.return_seconds, local=self.local, job_before=job_before,
-        )  # fmt: skip
-        if job_before is None and self.address is not None and self.local is None:
+        job = RemoteJob(self, plan, group, folder, where, taken)
+        if taken is None and self.address is not None and self.local is None:
             record = Kept.read(folder) or Kept(self.address, self.token.decode())
             # Where nothing can be written, nobody takes this driver's place.
             with suppress(OSError):
@@ -206,14 +206,16 @@ class DiallingCluster(Cluster, ABC):
             self._unheard.endpoint.close()
         if self._begun and not self.agents.left:
             self.end()
+        if self.local is not None:
+            self.local.close(code)
 
-    def _listen(self, address: str, agents: Agents | None = None) -> str:
+    def _listen(self, address: str, endpoint: Endpoint | None = None, instead: str = CONDUCTOR) -> str:
         try:
-            return (agents or self.agents).endpoint.listen(address) if address else ""
+            return (endpoint or self.agents.endpoint).listen(address) if address else ""
         except OSError as error:
+            received = error.strerror or error
             raise LaunchError(
-                f"Expected to be able to listen at {address}, received: {error.strerror or error}. "
-                f"Try another cluster.options.conductor=HOST:PORT."
+                f"Expected to be able to listen at {address}, received: {received}. Try {instead}."
             ) from error
 
     def _wait(self) -> None:
@@ -245,8 +247,8 @@ class DiallingCluster(Cluster, ABC):
             )
         return {process.rank: names[process.host % len(names)] for process in plan.processes}
 
-    def _missing(self, names: Sequence[str]) -> str:
-        self.begin_again(names)
+    def missing(self, names: Sequence[str]) -> str:
+        """Starts agents that are needed anew where that can be done; says what a user can do about them."""
         return (
             f"Expected {' and '.join(names)} to answer, received nothing for {DIAL_SECONDS:g} s. "
             f"Try again once it can be reached."

@@ -89,7 +89,7 @@ class Endpoint:
 
     def stop_listening(self) -> None:
         """Lets go of the ports that it listens at; connections stay."""
-        self._in_loop(_end(self._ports))
+        asyncio.run_coroutine_threadsafe(_end(self._ports), self._loop).result()
 
     def dial(self, name: str, address: str | Callable[[], socket.socket]) -> Channel:
         """Returns a channel to HOST:PORT, or to whom a function connects; dialled whenever it has no connection."""
@@ -98,8 +98,8 @@ class Endpoint:
         return channel
 
     def dial_back(self, connection: Connection, channel: Channel, address: str) -> None:
-        """Dials HOST:PORT whenever there is no connection, once this one is over. Called in the thread."""
-        self._tasks.add(asyncio.create_task(self._keep_dialling(channel, address, connection)))
+        """Dials HOST:PORT whenever there is no connection, once this one is over."""
+        self._begin(self._keep_dialling(channel, address, connection), self._tasks)
 
     def wake(self, channel: Channel) -> None:
         """Sends what waits in a channel, soon. Under the lock."""
@@ -115,20 +115,14 @@ class Endpoint:
             return
         with self.lock:
             self._ended = True
-        self._in_loop(self._hang_up())
+        asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         os.close(self.news)
 
-    def _in_loop(self, doing: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(doing, self._loop).result()
-
     def _begin(self, doing: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
-        async def begin() -> None:
-            tasks.add(asyncio.create_task(doing))
-
-        self._in_loop(begin())
+        self._loop.call_soon_threadsafe(lambda: tasks.add(self._loop.create_task(doing)))
 
     async def _accept(self, listening: socket.socket) -> None:
         with listening:

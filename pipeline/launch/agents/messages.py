@@ -1,7 +1,8 @@
 """Messages between a driver and its agents, a class each, and the versions that both must have alike."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -12,7 +13,8 @@ from typing import Any, Union
 import msgspec
 
 from pipeline.plan.machine import Machine
-from pipeline.record.events import Beat
+from pipeline.record.events import Beat, Epoch, Steps, Unheard
+from pipeline.record.log import from_line, stamped, to_line, to_plain
 
 PACKAGES = ("tensorflow", "keras", "numpy")
 # Which not every host has, and one backend alone needs.
@@ -147,6 +149,12 @@ ANY: Any = Union[(*Message.__subclasses__(), *OfJob.__subclasses__())]
 to_bytes = msgspec.msgpack.encode
 # The message that `to_bytes` wrote. Raises `msgspec.MsgspecError`.
 from_bytes: Callable[[bytes], Message] = msgspec.msgpack.Decoder(ANY).decode
+
+
+def unheard(lines: Iterable[bytes]) -> bytes:
+    """Returns the line of one event with the steps and epochs among lines of processes that are over; empty if none."""
+    events = [event for line in lines if isinstance(event := from_line(line), Steps | Epoch) and event.of_point]
+    return to_line(stamped(Unheard(tuple(map(to_plain, events))), time.time(), "point")) if events else b""
 
 
 @cache

@@ -4,11 +4,13 @@ import threading
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,21 +18,27 @@ from pipeline.launch import LaunchError
 from pipeline.launch.agents import messages
 from pipeline.launch.agents.channel import Channel, Received
 from pipeline.launch.agents.endpoint import DRIVER, Endpoint
-from pipeline.launch.agents.unheard import unheard
-from pipeline.launch.local import LocalCluster, LocalJob
+from pipeline.launch.local import LocalJob
 from pipeline.plan.machine import Host
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
 from pipeline.record.events import Event, EventBase, Exited, Started, Unreachable, Warned
 from pipeline.record.log import from_line, stamped
 
+if TYPE_CHECKING:
+    from pipeline.launch.agents.dialling import DiallingCluster
+
 # For agents to say which ports they hold, and what is late on the way.
 POLL_SECONDS, CLOSE_SECONDS, LATE_SECONDS = 0.2, 3.0, 10.0
 # Before a warning says which agents do not answer; for an agent to stop, and for one without a connection to come back.
 SAY_SECONDS, STOP_SECONDS, AWAY_SECONDS = 3.0, 10.0, 3.0
+# For agents to dial.
+DIAL_SECONDS = 60.0
 # Stands for the jobs that are over: their last lines are the next job's to hear.
 OVER = 0
 MOST_REFUSED = 20
+# A job that an earlier driver has started: its number, and what each agent that has it says of it.
+Taken = tuple[int, Mapping[str, messages.Held]] | None
 SAME = "the same environment and code on all hosts"
 
 
@@ -58,21 +66,19 @@ class Agents:
 
     def __init__(self, token: bytes) -> None:
         # For the user, each to be shown once.
-        self.warnings: list[str] = []
-        self._refused = 0
+        self.warnings, self._refused = list[str](), 0
         self.endpoint = Endpoint(DRIVER, token, self._refuse)
-        self.known: dict[str, Known] = {}
-        self._leaving = set[str]()
+        # By name, and the lives of those whose hosts are taken away.
+        self.known, self._leaving = dict[str, Known](), set[str]()
         # By job, what has come, and what the job has taken, with which it is done once it asks again.
-        self._inbox: dict[int, list[tuple[str, messages.Message, Received]]] = defaultdict(list)
-        self._taken: dict[int, list[tuple[str, Received]]] = {}
-        self._responses: dict[tuple[str, int], messages.Response] = {}
-        self._listening = threading.Lock()
+        self._inbox = defaultdict[int, list[tuple[str, messages.Message, Received]]](list)
+        self._taken = dict[int, list[tuple[str, Received]]]()
+        self._responses, self._listening = dict[tuple[str, int], messages.Response](), threading.Lock()
         # Hosts that have not what this one has are refused, unless they get nothing but requests.
         self.tolerates = False
         # Does this driver go, and leaves the agents and their processes to the next?
         self.left = False
-        self._jobs = self._requests = 0
+        self._jobs, self._requests = 0, count(1)
         # Jobs that are not over, whose messages wait for them; those that end or are over, whose processes' last lines
         # are the next job's to hear.
         self._open, self.ending = set[int](), set[int]()
@@ -127,26 +133,19 @@ class Agents:
 
     def ports(self, requests: dict[str, list[int]]) -> dict[str, list[int]]:
         """Ports that each of some agents holds, of which 0 is any that is free there. Raises `LaunchError`."""
-        numbers = {name: self._request(name, ports, LATE_SECONDS) for name, ports in requests.items()}
+        numbers = {name: self._request(name, ports) for name, ports in requests.items()}
+        received, instead = f"nothing for {LATE_SECONDS:g} s", "again once it can be reached"
         held: dict[str, list[int]] = {}
         for name, number in numbers.items():
-            if (response := self._response(name, number, LATE_SECONDS)) is None:
-                expected = f"{name} to say which of its ports are free"
-                raise LaunchError(expected, f"nothing for {LATE_SECONDS:g} s", "again once it can be reached")
-            if response.error is not None:
-                raise LaunchError(f"{name}: {response.error}")
-            held[name] = [int(port) for port in response.answer]
+            late = LaunchError(f"{name} to say which of its ports are free", received, instead)
+            held[name] = [int(port) for port in self._response(name, number, LATE_SECONDS, late, f"{name}: ")]
         return held
 
     def ask(self, name: str, request: str, timeout: float) -> str:
-        """Returns the answer of an agent's host to a line, see `pipeline.launch.asking`. Any thread may ask."""
-        number = self._request(name, request, timeout)
+        """Returns the answer of an agent's host to a line, see `pipeline.launch.Line`. Any thread may ask."""
+        number, late = self._request(name, request, timeout), LaunchError(f"no answer within {timeout:g} s")
         # What is late there is reported by the agent before.
-        if (response := self._response(name, number, timeout + LATE_SECONDS)) is None:
-            raise LaunchError(f"no answer within {timeout:g} s")
-        if response.error is not None:
-            raise LaunchError(response.error)
-        return str(response.answer)
+        return str(self._response(name, number, timeout + LATE_SECONDS, late))
 
     def close(self, code: int) -> None:
         """Tells all agents what the command ends with."""
@@ -156,20 +155,22 @@ class Agents:
             self.send(name, messages.Close(code))
         self.endpoint.close(0.0 if self.left else CLOSE_SECONDS)
 
-    def _request(self, name: str, request: list[int] | str, timeout: float) -> int:
-        with self._listening:
-            self._requests += 1
-            number = self._requests
+    def _request(self, name: str, request: list[int] | str, timeout: float = LATE_SECONDS) -> int:
+        number = next(self._requests)
         self.send(name, messages.Ask(number, request, timeout))
         return number
 
-    def _response(self, name: str, number: int, seconds: float) -> messages.Response | None:
+    def _response(self, name: str, number: int, seconds: float, late: LaunchError, whose: str = "") -> list[int] | str:
         until = time.monotonic() + seconds
         while (name, number) not in self._responses and time.monotonic() < until:
             with self._listening:
                 if (name, number) not in self._responses:
                     self.listen_to((), POLL_SECONDS)
-        return self._responses.pop((name, number), None)
+        if (response := self._responses.pop((name, number), None)) is None:
+            raise late
+        if response.error is not None:
+            raise LaunchError(f"{whose}{response.error}")
+        return response.answer
 
     def _sort(self, channel: Channel, received: Received) -> None:
         try:
@@ -178,10 +179,8 @@ class Agents:
             expected = f"{channel.name} to have the same version of the pipeline"
             raise LaunchError(expected, f"a message of another one ({error})", SAME) from error
         match message:
-            case messages.Hello(driver=driver) if driver not in ("", self.endpoint.life):
-                # Meant for an earlier driver, which was not done with it.
-                pass
-            case messages.Hello():
+            # One meant for an earlier driver, which was not done with it, is passed over.
+            case messages.Hello(driver=driver) if driver in ("", self.endpoint.life):
                 self.known[channel.name] = Known(channel, received.life, message)
                 if (unlike := messages.unlike(messages.alike(), message.alike)) and not self.tolerates:
                     raise LaunchError(f"Expected {channel.name} to have what this machine has: {unlike}. Try {SAME}.")
@@ -190,7 +189,7 @@ class Agents:
             case messages.Response(number=number):
                 self._responses[channel.name, number] = message
             case messages.Emitted(job=number, lines=lines) if number in self.ending or number not in self._open:
-                if lines := unheard(lines.splitlines()):
+                if lines := messages.unheard(lines.splitlines()):
                     self._inbox[OVER].append((channel.name, messages.Emitted(OVER, lines), received))
                     return
             case messages.OfJob(job=number) if number in self._open:
@@ -206,51 +205,30 @@ class Agents:
             self.warnings.append(f"{text}{more}")
 
 
-@dataclass(frozen=True)
-class Taken:
-    """A job that an earlier driver has started: its number, and what each agent that has it says of it."""
-
-    number: int
-    held: Mapping[str, messages.Held]
-
-
 class RemoteJob:
-    """Processes of one plan, on the hosts of agents. They are started once every agent is connected.
+    """Processes of one plan, on the hosts of a cluster's agents. They are started once every agent is connected.
 
-    `where` names the agent of each rank; `local` starts those ranks that it does not name. An agent that has never been
-    there is waited for up to `timeout` seconds, one whose host counts as gone for `returns` seconds more; meanwhile
-    `missing` is asked again and again, and says what is to be done about them. A `job_before` was started
-    by an earlier driver: commands that its agents were given are not sent again.
+    `where` names the agent of each rank; the cluster's `local` starts those ranks that it does not name. An agent that
+    has never been there is waited for up to `dial_seconds`, one whose host counts as gone for `return_seconds` more;
+    meanwhile `missing` is asked again and again. Commands that agents of a job that was `taken` over were given are not
+    sent again.
     """
 
     def __init__(
-        self,
-        agents: Agents,
-        plan: Plan,
-        group: str,
-        folder: Path,
-        where: Mapping[int, str],
-        *,
-        missing: Callable[[Sequence[str]], str],
-        timeout: float,
-        returns: float,
-        local: LocalCluster | None = None,
-        job_before: Taken | None = None,
+        self, cluster: "DiallingCluster", plan: Plan, group: str, folder: Path, where: Mapping[int, str], taken: Taken
     ) -> None:
-        self._agents, self._plan, self._group, self._folder = agents, plan, group, folder
-        self._where, self._missing, self._local = where, missing, local
-        self._timeout, self._returns = timeout, returns
-        before = job_before or Taken(agents.number(), {})
-        self.number = before.number
+        self._cluster, self._agents, self._returns = cluster, cluster.agents, cluster.return_seconds
+        self._plan, self._group, self._folder, self._where = plan, group, folder, where
+        self.number, held = taken or (self._agents.number(), {})
         self._here: LocalJob | None = None
         # Ranks that wait for their agent's connection, since when, and whether a warning said so.
-        self._pending = set(where) if job_before is None else set[int]()
+        self._pending = set[int]() if taken else set(where)
         self._since, self._warned = time.monotonic(), False
         # Agents that have a part of the job, those whose part has ended, and those that count as gone.
-        self._begun, self._stopped, self._gone = set(before.held), set[str](), set[str]()
+        self._begun, self._stopped, self._gone = set(held), set[str](), set[str]()
         # Commands that were sent, and of those how many an agent was given by an earlier driver.
-        self._sent, self._given_before = 0, {name: held.commands for name, held in before.held.items()}
-        exited = {rank: code for held in before.held.values() for rank, code in held.exited.items()}
+        self._sent, self._given_before = 0, {name: part.commands for name, part in held.items()}
+        exited = {rank: code for part in held.values() for rank, code in part.exited.items()}
         self._running = set(where) - exited.keys() - self._pending
         self._waiting: list[Event] = []
         for rank, code in exited.items():
@@ -258,7 +236,7 @@ class RemoteJob:
 
     def events(self, timeout: float) -> list[Event]:
         """Returns the events that have come in; waits up to `timeout` seconds for one. Raises `LaunchError`."""
-        if self._pending or (self._here is None and self._local is not None):
+        if self._pending or (self._here is None and self._cluster.local is not None):
             self._start_pending()
         sources = [] if self._here is None else self._here.sources()
         self._agents.listen_to(sources, 0.0 if self._waiting else min(timeout, POLL_SECONDS))
@@ -324,16 +302,17 @@ class RemoteJob:
         """Starts what waits for its agent, all at once, as they wait for each other anyway."""
         names = sorted({self._where[rank] for rank in self._pending})
         if absent := [name for name in names if not self._agents.takes(name)]:
-            waited, text = time.monotonic() - self._since, self._missing(absent)
-            if not self._agents.known.keys() >= {*absent} and waited > self._timeout:
+            waited, text = time.monotonic() - self._since, self._cluster.missing(absent)
+            limit = self._cluster.dial_seconds or DIAL_SECONDS
+            if not self._agents.known.keys() >= {*absent} and waited > limit:
                 raise LaunchError(text)
             if waited > SAY_SECONDS and not self._warned:
                 self._warned = True
                 self._add(0, Warned(f"{' and '.join(absent)} do{'es' * (len(absent) == 1)} not answer yet."))
             return
-        if self._here is None and self._local is not None:
+        if self._here is None and (local := self._cluster.local) is not None:
             ranks_here = [process.rank for process in self._plan.processes if process.rank not in self._where]
-            self._here = self._local.start(self._plan, self._group, self._folder, ranks_here)
+            self._here = local.start(self._plan, self._group, self._folder, ranks_here)
         plan = zlib.compress(self._plan.to_json().encode(), 1)
         for name in names:
             ranks = sorted(rank for rank in self._pending if self._where[rank] == name)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pipeline.config.schema import ClusterConfig, Object
+from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError, options_of
 from pipeline.launch.agents.dialling import DiallingCluster, with_port
 from pipeline.launch.agents.messages import Close
@@ -87,8 +87,9 @@ class KubernetesCluster(DiallingCluster):
         lines = [f"The Secret {secret}, which holds the run's token, is made beside it and never shown."]
         if self._options.image is None:
             lines.append("A run needs cluster.options.image, which is not set.")
-        comment = "".join(f"# {line}\n" for line in lines)
-        return f"{comment}{jobset.to_yaml(self._manifests(self._pods_for(plan), plan.launch, dialled)).rstrip()}"
+        method, pods = self.config.start_method.value, self._pods_for(plan)
+        objects = jobset.manifests(pods, self._options, plan.launch, dialled, method)
+        return "".join(f"# {line}\n" for line in lines) + jobset.to_yaml(objects).rstrip()
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Starts a plan's processes by the agents of its pods; makes the pods if they are not there."""
@@ -101,13 +102,13 @@ class KubernetesCluster(DiallingCluster):
             if not enough:
                 self._make(needed, plan.launch)
         self.return_seconds = RETURN_SECONDS if plan.launch.elastic else self._options.timeout
-        before = plan.checkpoint
-        checkpoint = replace(
-            before, folder=self._folder(before.folder, folder), before=self._folder(before.before, folder)
-        )
+        named = plan.checkpoint
+        theirs, before = (self._folder(each, folder) for each in (named.folder, named.before))
         # On any of a pod's cores, which are a share of time.
         processes = tuple(replace(process, cores=()) for process in plan.processes)
-        return super().start(replace(plan, processes=processes, checkpoint=checkpoint), group, folder)
+        return super().start(
+            replace(plan, processes=processes, checkpoint=replace(named, folder=theirs, before=before)), group, folder
+        )
 
     def returns(self, ends: bool) -> str | None:
         """Once a pod is taken away, whose processes have saved a checkpoint, in another that is made in its place."""
@@ -135,9 +136,6 @@ class KubernetesCluster(DiallingCluster):
     def found(self, folder: Path) -> None:
         """Follows the pods that an earlier command has made."""
         self._follow()
-
-    def _manifests(self, pods: jobset.Pods, launch: LaunchPart, dialled: str | None) -> list[Object]:
-        return jobset.manifests(pods, self._options, launch, dialled, self.config.start_method.value)
 
     def _follow(self) -> None:
         assert self._pods is not None
@@ -186,7 +184,8 @@ class KubernetesCluster(DiallingCluster):
             self.address = self._listen(self.listens_at())
         self._begun = True
         dialled = None if self._options.conductor is None else self.address
-        self._connect().create(self._manifests(pods, launch, dialled), self.token)
+        method = self.config.start_method.value
+        self._connect().create(jobset.manifests(pods, self._options, launch, dialled, method), self.token)
         self._follow()
 
     def _wait_until_gone(self, pods: jobset.Pods) -> None:
@@ -202,11 +201,10 @@ class KubernetesCluster(DiallingCluster):
         needed, pods = self._pods_for(plan), self._pods
         if pods is None or not pods.shape.holds(needed.shape):
             return needed, needed.ranks(plan)
-        slots = pods.shape.training
-        if len(slots) > len(needed.shape.training):
-            away = {name: agent.channel.away for name, agent in self.agents.known.items()}
-            slots = sorted(slots, key=lambda slot: away.get(pods.host(slot), 0.0) > self.gone_seconds)
-        return pods, pods.ranks(plan, slots)
+        hosts, known = pods.training, self.agents.known
+        if len(hosts) > len(needed.training):
+            hosts.sort(key=lambda host: host in known and known[host].channel.away > self.gone_seconds)
+        return pods, pods.ranks(plan, hosts)
 
     def _where(self, plan: Plan) -> dict[int, str]:
         hosts = {rank: host for host, ranks in self._laid_over(plan)[1].items() for rank in ranks}
@@ -222,7 +220,7 @@ class KubernetesCluster(DiallingCluster):
         top = options.claim_path if options.claim else "/tmp"
         return f"{top}/pipeline/{run.name}-{about}/checkpoints"
 
-    def _missing(self, names: Sequence[str]) -> str:
+    def missing(self, names: Sequence[str]) -> str:
         """The reason for which hosts are still absent. Raises `LaunchError` if they will not come."""
         assert self._follower is not None
         self._follower.check(names, [name for name in names if name not in self.agents.known])

@@ -55,8 +55,6 @@ AGENT_PORT = 2221
 GRACE_SECONDS = 10
 # Volumes alone can be written to, and the image has no name for the user's number.
 ENVIRON = {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "USER": "pipeline"}
-# A pod within a shape: its role, and its number in that role.
-Slot = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -121,26 +119,6 @@ class PodShape:
     workers: int
     servers: int
 
-    @property
-    def roles(self) -> dict[str, int]:
-        """The number of pods of each role that has any, in order."""
-        counts = {CHIEF: self.chief, WORKER: self.workers, SERVER: self.servers}
-        return {role: pods for role, pods in counts.items() if pods}
-
-    @property
-    def slots(self) -> list[Slot]:
-        """All pods, in order."""
-        return [(role, number) for role, pods in self.roles.items() for number in range(pods)]
-
-    def trains(self, role: str) -> bool:
-        """True if pods of a role train. A chief beside parameter servers only coordinates."""
-        return role == WORKER or (role == CHIEF and not self.servers)
-
-    @property
-    def training(self) -> list[Slot]:
-        """The pods that train, in the order of a plan's hosts."""
-        return [slot for slot in self.slots if self.trains(slot[0])]
-
     def holds(self, other: "PodShape") -> bool:
         """True if it has at least as many pods of each role as another shape."""
         return self.chief >= other.chief and self.workers >= other.workers and self.servers >= other.servers
@@ -163,30 +141,42 @@ class Pods:
     shape: PodShape
 
     @property
+    def roles(self) -> dict[str, list[str]]:
+        """The names that Kubernetes gives the hosts of each role's pods, in order.
+
+        >>> Pods("JobSet", "mine", PodShape(1, 2, 0)).roles
+        {'chief': ['mine-chief-0-0'], 'worker': ['mine-worker-0-0', 'mine-worker-0-1'], 'ps': []}
+        >>> Pods("Job", "mine", PodShape(1, 2, 0)).hosts
+        ['mine-0', 'mine-1', 'mine-2']
+        """
+        counts = {CHIEF: self.shape.chief, WORKER: self.shape.workers, SERVER: self.shape.servers}
+        place, in_row = count(), self.kind == "Job"
+        return {
+            role: [f"{self.name}-{next(place) if in_row else f'{role}-0-{number}'}" for number in range(pods)]
+            for role, pods in counts.items()
+        }
+
+    @property
     def hosts(self) -> list[str]:
         """The names of all pods' hosts."""
-        return list(map(self.host, self.shape.slots))
+        return [host for hosts in self.roles.values() for host in hosts]
 
-    def host(self, slot: Slot) -> str:
-        """The name that Kubernetes gives a pod's host.
+    @property
+    def training(self) -> list[str]:
+        """The hosts that train, in the order of a plan's. A chief beside parameter servers only coordinates."""
+        roles = self.roles
+        return roles[WORKER] if self.shape.servers else roles[CHIEF] + roles[WORKER]
 
-        >>> Pods("JobSet", "mine", PodShape(1, 2, 0)).host(("worker", 1)), Pods("Job", "mine", PodShape(1, 2, 0)).hosts
-        ('mine-worker-0-1', ['mine-0', 'mine-1', 'mine-2'])
-        """
-        (role, number), shape = slot, self.shape
-        before = {CHIEF: 0, WORKER: shape.chief, SERVER: shape.chief + shape.workers}
-        return f"{self.name}-{before[role] + number if self.kind == 'Job' else f'{role}-0-{number}'}"
-
-    def ranks(self, plan: Plan, training: Sequence[Slot] | None = None) -> dict[str, list[int]]:
-        """The ranks of a plan's processes by host; its hosts are the pods `training`, in order."""
-        hosts, servers = training or self.shape.training, count()
-        ranks: dict[str, list[int]] = {}
+    def ranks(self, plan: Plan, training: Sequence[str] | None = None) -> dict[str, list[int]]:
+        """The ranks of a plan's processes by host; its hosts are those of `training`, in order."""
+        hosts, roles = training or self.training, self.roles
+        servers, ranks = iter(roles[SERVER]), dict[str, list[int]]()
         for process in plan.processes:
             if process.role == "parameter server":
-                slot = (SERVER, next(servers))
+                host = next(servers)
             else:
-                slot = (CHIEF, 0) if process.role == "coordinator" else hosts[process.host]
-            ranks.setdefault(self.host(slot), []).append(process.rank)
+                host = roles[CHIEF][0] if process.role == "coordinator" else hosts[process.host]
+            ranks.setdefault(host, []).append(process.rank)
         return ranks
 
     def addresses(self, ranks: dict[str, list[int]], port: int) -> list[str]:
@@ -237,14 +227,15 @@ def to_yaml(objects: Sequence[Object]) -> str:
 
 def _roles(pods: Pods) -> Iterator[Object]:
     """The jobs that the pods are made by: their hosts' names begin with `hosts`, and `first` pods come before."""
-    shape, first = pods.shape, 0
+    first, training = 0, {*pods.training}
     if pods.kind == "Job":
-        yield {"hosts": pods.name, "first": 0, "count": len(shape.slots), "trains": True}
+        yield {"hosts": pods.name, "first": 0, "count": len(pods.hosts), "trains": True}
         return
-    for role, number in shape.roles.items():
-        hosts = f"{pods.name}-{role}-0"
-        yield {"name": role, "hosts": hosts, "first": first, "count": number, "trains": shape.trains(role)}
-        first += number
+    for role, hosts in pods.roles.items():
+        if hosts:
+            trains, prefix = hosts[0] in training, f"{pods.name}-{role}-0"
+            yield {"name": role, "hosts": prefix, "first": first, "count": len(hosts), "trains": trains}
+        first += len(hosts)
 
 
 def _without_null(value: Any) -> Any:

@@ -133,7 +133,7 @@ class SlurmCluster(DiallingCluster):
             raise _cancelled(self._job.job)
         if state.name in queue.AGAIN and self._options.requeue:
             self._submit()
-        elif state.over:
+        elif state.name in queue.OVER:
             expected = f"agents on the nodes of Slurm's job {self._job.job}"
             instead = f"other cluster.options.setup or modules, see {self._log}"
             raise LaunchError(expected, f"one that has ended as {state.name}{self._tail()}", instead)
@@ -145,9 +145,10 @@ class SlurmCluster(DiallingCluster):
                 f"and see {self._log}."
             )
 
-    def begin_again(self, names: Sequence[str]) -> None:
-        """Nothing but to look: Slurm starts agents anew, by the script's loop or by another start of the job."""
+    def missing(self, names: Sequence[str]) -> str:
+        """Looks at the job: Slurm starts agents anew, by the script's loop or by another start of the job."""
         self.check(len(names))
+        return super().missing(names)
 
     def inventory(self) -> Machine:
         """The nodes as they are. Waits for all of them, also for those that come back."""
@@ -186,7 +187,7 @@ class SlurmCluster(DiallingCluster):
             raise _cancelled(job)
         if not self._options.requeue:
             return None
-        if state.over or (state.name == queue.RUNNING and state.restarts == before):
+        if state.name in queue.OVER or (state.name == queue.RUNNING and state.restarts == before):
             self._slurm.cancel(job)
             self._submit()
             return f"Slurm's job {job} has ended as {state.name}; job {self._job.job} goes on in its place"
@@ -197,7 +198,7 @@ class SlurmCluster(DiallingCluster):
         if self._folder is not None:
             (self._folder / TOKEN).unlink(missing_ok=True)
         # Looked at anew: it may run by now, though it was waiting when its agents came.
-        if self._job is not None and not self._job.settled(END_SECONDS).over:
+        if self._job is not None and self._job.settled(END_SECONDS).name not in queue.OVER:
             self._slurm.cancel(self._job.job)
         if self._step is not None:
             try:

@@ -52,18 +52,13 @@ class JobState:
     left: str = ""
     restarts: int = 0
 
-    @property
-    def over(self) -> bool:
-        """True once it will never run again."""
-        return self.name in OVER
-
 
 def state_of(line: str) -> JobState:
     """Reads a line of `squeue`; GONE where there is none, as some minutes after a job's end.
 
     >>> state_of("PENDING|Resources|2026-11-25T10:00:00||30:00|0")
     JobState(name='PENDING', reason='Resources', starts='2026-11-25T10:00:00', nodes='', left='30:00', restarts=0)
-    >>> state_of("").over
+    >>> state_of("").name in OVER
     True
     """
     parts = [part.strip() for part in line.strip().split(MARK)]
@@ -183,7 +178,7 @@ class Earlier:
         until, ended = time.monotonic() + END_SECONDS, None
         while time.monotonic() < until:
             left = slurm.step(self.job, self.name) if self.step else self.job
-            if left is None or (not self.step and ((state := slurm.look(left)) is None or state.over)):
+            if left is None or (not self.step and ((state := slurm.look(left)) is None or state.name in OVER)):
                 return
             if ended is None:
                 ended = left
