@@ -52,29 +52,12 @@ def taken(link: Channel, count: int, seconds: float = 20.0) -> list[bytes]:
     return [received.data for received in found]
 
 
-def test_messages_go_both_ways_and_are_forgotten_once_the_other_end_is_done_with_them(hubs):
+@pytest.mark.parametrize("by_function", [False, True])
+def test_messages_go_both_ways_and_a_line_that_is_cut_again_and_again_loses_none_and_brings_none_twice(
+    hubs, by_function
+):
     refused: list[str] = []
     driver, agent = hubs("driver", report=refused.append), hubs("a")
-    there = agent.dial("driver", driver.listen("127.0.0.1:0"))
-    there.send(b"hello")
-    there.send(b"x" * 3_000_000)
-    here = driver.channel("a")
-    here.send(b"sent before there was a connection")
-    assert taken(here, 2) == [b"hello", b"x" * 3_000_000]
-    assert taken(there, 1) == [b"sent before there was a connection"]
-    until(lambda: not there.kept and not here.kept)
-    assert there.kept_bytes == 0
-    assert (here.away, here.name, here.life) == (0.0, "a", agent.life)
-    driver.hear()
-    there.send(b"news")
-    assert select.select([driver.news], [], [], 10)[0]
-    assert taken(here, 1) == [b"news"]
-    assert not refused
-
-
-@pytest.mark.parametrize("by_function", [False, True])
-def test_a_line_that_is_cut_again_and_again_loses_nothing_and_brings_nothing_twice(hubs, by_function):
-    driver, agent = hubs("driver"), hubs("a")
     address = driver.listen("127.0.0.1:0")
     host, _, port = address.rpartition(":")
     refusals = [OSError("there is no way yet")]
@@ -84,11 +67,12 @@ def test_a_line_that_is_cut_again_and_again_loses_nothing_and_brings_nothing_twi
             raise refusals.pop()
         return socket.create_connection((host, int(port)))
 
+    here = driver.channel("a")
+    here.send(b"before there was a connection")
     there = agent.dial("driver", connect if by_function else address)
     if by_function:
         until(lambda: there.problem == "there is no way yet")
-    here = driver.channel("a")
-    sent = [b"%06d" % number + os.urandom(2000) for number in range(3000)]
+    sent = [b"x" * 3_000_000, *(b"%06d" % number + os.urandom(2000) for number in range(3000))]
 
     def send_all() -> None:
         for count, data in enumerate(sent):
@@ -103,9 +87,14 @@ def test_a_line_that_is_cut_again_and_again_loses_nothing_and_brings_nothing_twi
         time.sleep(0.4)
         cut(end)
     assert taken(here, len(sent), 60) == sent
-    assert taken(there, 60) == [b"%d" % count for count in range(0, 3000, 50)]
+    assert taken(there, 62) == [b"before there was a connection", *(b"%d" % count for count in range(0, 3001, 50))]
     sending.join()
-    until(lambda: not there.kept)
+    until(lambda: not there.kept and not here.kept)
+    assert (there.kept_bytes, here.away, here.life, refused) == (0, 0.0, agent.life, [])
+    driver.hear()
+    there.send(b"news")
+    assert select.select([driver.news], [], [], 10)[0]
+    assert taken(here, 1) == [b"news"]
 
 
 def test_what_an_end_says_last_is_heard_though_it_has_hung_up_before_it_is_read(hubs):
@@ -290,18 +279,15 @@ def test_connections_that_say_little_hold_out_no_agent_whether_from_elsewhere_or
 def test_a_connection_that_says_little_is_hung_up_on_in_time_while_it_speaks(hubs, monkeypatch):
     monkeypatch.setattr(endpoint, "HANDSHAKE_SECONDS", 1.0)
     where = ("127.0.0.1", int(hubs("driver").listen("127.0.0.1:0").rpartition(":")[2]))
-    with socket.create_connection(where) as connected:
-        began = time.monotonic()
-        with contextlib.suppress(OSError):
-            for byte in BEGINNING:
-                connected.sendall(bytes([byte]))
-                time.sleep(0.05)
-        assert time.monotonic() - began < 8
+    began = time.monotonic()
+    with socket.create_connection(where) as connected, contextlib.suppress(OSError):
+        for byte in BEGINNING:
+            connected.sendall(bytes([byte]))
+            time.sleep(0.05)
     # Encrypted, and then silent.
     with tokenless().wrap_socket(socket.create_connection(where)) as encrypted:
-        began = time.monotonic()
         assert encrypted.recv(1) == b""
-        assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 10
 
 
 def test_many_agents_that_dial_at_once_are_all_let_in(hubs):

@@ -1,10 +1,12 @@
-"""What a machine has, as far as this process may use it (files and commands are made up), and gives its processes."""
+"""What a machine has (files and commands are made up) and gives its processes, from a fork server that may stay."""
 
 import multiprocessing
 import os
 import platform
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,9 +14,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from scripts import came
+from under_way import until
 
 from pipeline.driver.watch import BUSY_SHARE
-from pipeline.launch import child, local, this_machine
+from pipeline.errors import UserError
+from pipeline.launch import child, local, standby, this_machine
 from pipeline.record.events import Failed
 from pipeline.record.log import from_line
 
@@ -41,6 +45,26 @@ while (passed := time.monotonic() - began) < float(sys.argv[1]):
     if sys.argv[2] == "sleeps":
         time.sleep(0.1)
 print((time.process_time() - used) / passed, (computing.seconds() - at_first) / passed)
+"""
+
+# A command of one process, which says whose child that is; its server imports nothing slow.
+COMMAND = """
+import multiprocessing as mp, os, sys
+from pipeline.launch import standby
+standby.PRELOAD = []
+def child(sender):
+    sender.send((os.getppid(), os.environ.get("OWN"), os.getcwd()))
+if __name__ == "__main__":
+    server = standby.Standby(standby.seconds_of(sys.argv[1]))
+    server.ensure()
+    context = mp.get_context("forkserver")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=child, args=(sender,))
+    process.start()
+    print(*receiver.recv())
+    process.join()
+    assert process.exitcode == 0
+    server.close()
 """
 
 
@@ -138,12 +162,11 @@ def test_cores_are_those_that_this_process_may_run_on_and_a_container_s_quota_co
 
 
 def test_affinity_counts():
-    code = (
-        "import os; os.sched_setaffinity(0, {%d})\nfrom pipeline.launch import this_machine\n"
-        "print(this_machine.detect({}).cores)"
-    )
-    shown = subprocess.run([sys.executable, "-c", code % ALLOWED[-1]], capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == f"({ALLOWED[-1]},)"
+    try:
+        os.sched_setaffinity(0, ALLOWED[-1:])
+        assert this_machine.detect({}).cores == ALLOWED[-1:]
+    finally:
+        os.sched_setaffinity(0, ALLOWED)
 
 
 @pytest.mark.parametrize(("text", "name"), [
@@ -165,20 +188,16 @@ def caches(folder, *rows):
     return folder
 
 
-def test_last_caches_count_once_for_all_cores_that_share_them(tmp_path):
+def test_last_caches_count_once_for_all_cores_that_share_them_unless_threads_of_one_core_do(tmp_path):
     own = [(core, 0, 1, "32K", core) for core in range(4)]
     last = [(core, 3, 3, "32768K", "0-1" if core < 2 else "2-3") for core in range(4)]
-    found = caches(tmp_path, *own, *last)
-    assert this_machine.last_level_cache((0, 1), found) == 32 * 2**20
-    assert this_machine.last_level_cache((0, 1, 2, 3), found) == 64 * 2**20
-    assert this_machine.last_level_cache((0, 5), found) is None
-    assert this_machine.last_level_cache((0,), tmp_path / "none") is None
-
-
-def test_threads_of_one_core_do_not_only_share_the_last_cache(tmp_path):
-    found = [(core, index, index, f"{index}K", "0-1") for core in (0, 1) for index in (1, 2)]
-    assert this_machine.last_level_cache((0, 1), caches(tmp_path, *found)) is None
-    assert this_machine.last_level_cache((0,), tmp_path) == 2048
+    threads = [(core, index, index, f"{index}K", "0-1") for core in (0, 1) for index in (1, 2)]
+    found, shared = caches(tmp_path / "a", *own, *last), caches(tmp_path / "b", *threads)
+    for cores, folder, size in (
+        ((0, 1), found, 32 * 2**20), ((0, 1, 2, 3), found, 64 * 2**20), ((0, 5), found, None), ((0,), tmp_path, None),
+        ((0, 1), shared, None), ((0,), shared, 2048),
+    ):  # fmt: skip
+        assert this_machine.last_level_cache(cores, folder) == size
 
 
 def nvidia_smi(folder, script, monkeypatch):
@@ -239,7 +258,6 @@ def test_a_machine_is_found_out_from_the_environment_that_is_given(tmp_path, mon
     assert found.hostname == os.uname().nodename
     assert 0 < found.memory_gib < 1e5
     assert this_machine.detect({}).gpus == ("NVIDIA H100", "NVIDIA H100")
-    assert not hasattr(this_machine, "tensorflow")
 
 
 def test_a_command_looks_at_the_machine_once_however_many_points_it_has(asked, tmp_path, monkeypatch):
@@ -255,3 +273,72 @@ def test_memory_is_no_more_than_a_control_group_may_have(tmp_path):
     for written, expected in (("max\n", all_of_it), (f"{2**29}\n", 0.5), (f"{2**60}\n", all_of_it)):
         limit.write_text(written)
         assert this_machine.usable_memory_gib(limit) == expected
+
+
+@pytest.fixture
+def command(tmp_path_factory, monkeypatch):
+    """Types a command of one user in one folder, with variables; returns the parent of its process, which had them."""
+    # Short, as a socket's path has to be.
+    folder = tmp_path_factory.getbasetemp() / f"k{time.monotonic_ns() % 10**6}"
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    (folder / "command.py").write_text(COMMAND)
+
+    def typed(keep: str = "60s", **environ: str) -> int:
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "OWN": "", **environ}
+        done = subprocess.run(
+            [sys.executable, "command.py", keep], cwd=folder, env=env, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        parent, *told = done.stdout.split(" ")
+        assert told == [env["OWN"], f"{folder}\n"]
+        return int(parent)
+
+    yield typed
+    for pid, _ in standby.servers():
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_commands_share_it_in_one_environment_and_the_next_begins_anew_where_it_was_killed_or_is_stopped(command):
+    first = command()
+    assert command() == first
+    ((pid, ends),) = standby.servers()
+    assert (pid, standby.children(pid)) == (first, [])
+    assert time.time() < ends < time.time() + 61
+    # It has a session of its own, and holds no terminal open.
+    assert os.getsid(pid) == pid
+    assert {os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)} == {os.devnull}
+    # Another environment has one of its own.
+    other = command(OWN="another")
+    assert other != first
+    assert command(SHLVL="7") == first
+    assert {pid for pid, _ in standby.servers()} == {first, other}
+    os.kill(first, signal.SIGKILL)
+    second = command()
+    assert second != first
+    os.kill(second, signal.SIGSTOP)
+    assert command() not in (first, second)
+
+
+def test_it_ends_by_itself_once_no_command_has_used_it_so_long_and_leaves_no_socket(command):
+    command("1s")
+    until(lambda: not [*standby.servers()], 60)
+    assert not [*standby.folder().glob("*.s")]
+
+
+def test_a_folder_that_others_can_open_is_refused(monkeypatch):
+    # A socket's path is short, and a test's own folder is not.
+    with tempfile.TemporaryDirectory() as place:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", place)
+        folder = standby.folder()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        for spoil in (lambda: folder.chmod(0o750), lambda: (folder.rmdir(), folder.symlink_to("/tmp"))):
+            spoil()
+            with pytest.raises(UserError, match="only you can open"):
+                standby.folder()
+
+
+@pytest.mark.parametrize("keep", ["", "10", "0m", "-1s", "1d", "10 m"])
+def test_a_time_that_is_none_is_refused(keep):
+    with pytest.raises(UserError, match=r"Try launch\.keep=10m"):
+        standby.seconds_of(keep)
