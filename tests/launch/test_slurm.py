@@ -6,9 +6,12 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pretend_slurm
 import pytest
@@ -19,7 +22,7 @@ from under_way import UnderWay, losses, until
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError, options_of
 from pipeline.launch.mpi import OPEN_MPI, SLURM, Place, place_of
-from pipeline.launch.slurm import queue, within
+from pipeline.launch.slurm import SlurmCluster, queue, within
 from pipeline.launch.slurm.queue import Allocation, allocation_of, counts_of, hosts_of
 from pipeline.launch.slurm.script import SlurmOptions, batch_script, check, clean
 
@@ -217,6 +220,18 @@ def test_the_script_is_one_that_bash_reads_and_repeats_what_srun_does_not_inheri
     assert "unset SLURM_CPU_BIND " in text
     assert "no_proxy=" in text
     assert clean({"SLURM_CPU_BIND": "x", "A": "b"}) == {"A": "b"}
+
+
+@pytest.mark.parametrize(("away", "given_up"), [(0.5, False), (700.0, True)])
+def test_agents_that_a_job_has_lost_are_waited_for_however_long_it_has_run(away, given_up):
+    cluster = SlurmCluster(ClusterConfig("slurm", options={"timeout": 600}), {})
+    state, since = queue.JobState("RUNNING"), time.monotonic() - 3600.0
+    cluster._job = SimpleNamespace(job="7", since=since, look=lambda: state)
+    cluster.agents.known["n1"] = SimpleNamespace(channel=SimpleNamespace(away=away))
+    with pytest.raises(LaunchError, match="received nothing from 1 of them") if given_up else nullcontext():
+        cluster.check(1)
+    cluster.agents.known.clear()
+    cluster.close(0)
 
 
 def slurm_options(**options: object) -> SlurmOptions:

@@ -129,7 +129,10 @@ class SlurmCluster(DiallingCluster):
                 raise LaunchError("srun to start agents in the allocation", received, instead)
             return
         state = self._job.look()
-        if state.name == queue.CANCELLED or state.name == "GONE":
+        # The script of a job that has run for long starts lost agents anew.
+        away = [agent.channel.away for agent in self.agents.known.values() if agent.channel.away]
+        waited = min([time.monotonic() - self._job.since, *away])
+        if state.name in (queue.CANCELLED, "GONE"):
             raise _cancelled(self._job.job)
         if state.name in queue.AGAIN and self._options.requeue:
             self._submit()
@@ -137,7 +140,7 @@ class SlurmCluster(DiallingCluster):
             expected = f"agents on the nodes of Slurm's job {self._job.job}"
             instead = f"other cluster.options.setup or modules, see {self._log}"
             raise LaunchError(expected, f"one that has ended as {state.name}{self._tail()}", instead)
-        elif state.name == queue.RUNNING and time.monotonic() - self._job.since > self._options.timeout:
+        elif state.name == queue.RUNNING and waited > self._options.timeout:
             raise LaunchError(
                 f"Expected the agents on {self.count} nodes to dial {self.address or ''}, "
                 f"received nothing from {absent} of them for {self._options.timeout:g} s{self._tail()}. Is the way "
