@@ -185,10 +185,9 @@ class EnvCluster(DiallingCluster):
 
     def missing(self, names: Sequence[str]) -> str:
         """Says what a user can do about tasks that are not there."""
-        return (
-            f"Expected {' and '.join(names)} to be there, received no answer for {self._timeout:g} s. "
-            f"Try the same command there, or cluster.options.timeout={2 * self._timeout:g}."
-        )
+        received, again = f"no answer for {self._timeout:g} s", 2 * self._timeout
+        instead = f"the same command there, or cluster.options.timeout={again:g}"
+        return str(LaunchError(f"{' and '.join(names)} to be there", received, instead))
 
     def _where(self, plan: Plan) -> dict[int, str]:
         return {rank: str(task) for rank, task in self._tasks_of(plan).items()}

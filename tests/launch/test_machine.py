@@ -180,19 +180,16 @@ def test_the_processor_has_a_name(tmp_path, text, name):
     assert this_machine.cpu_name(tmp_path / "cpuinfo") == name
 
 
-def caches(folder, *rows):
-    """Files as Linux has them of caches, each (core, index, level, size, cores that share it)."""
-    for core, index, *values in rows:
-        for name, value in zip(("level", "size", "shared_cpu_list"), values, strict=True):
-            files(folder, f"cpu{core}/cache/index{index}/{name}", text=f"{value}\n")
-    return folder
-
-
 def test_last_caches_count_once_for_all_cores_that_share_them_unless_threads_of_one_core_do(tmp_path):
     own = [(core, 0, 1, "32K", core) for core in range(4)]
     last = [(core, 3, 3, "32768K", "0-1" if core < 2 else "2-3") for core in range(4)]
     threads = [(core, index, index, f"{index}K", "0-1") for core in (0, 1) for index in (1, 2)]
-    found, shared = caches(tmp_path / "a", *own, *last), caches(tmp_path / "b", *threads)
+    found, shared = tmp_path / "a", tmp_path / "b"
+    rows = [*((found, *row) for row in (*own, *last)), *((shared, *row) for row in threads)]
+    # Each (folder, core, index, level, size, cores that share it), as Linux has them.
+    for folder, core, index, *values in rows:
+        for name, value in zip(("level", "size", "shared_cpu_list"), values, strict=True):
+            files(folder, f"cpu{core}/cache/index{index}/{name}", text=f"{value}\n")
     for cores, folder, size in (
         ((0, 1), found, 32 * 2**20), ((0, 1, 2, 3), found, 64 * 2**20), ((0, 5), found, None), ((0,), tmp_path, None),
         ((0, 1), shared, None), ((0,), shared, 2048),

@@ -213,10 +213,7 @@ class DiallingCluster(Cluster, ABC):
         try:
             return (endpoint or self.agents.endpoint).listen(address) if address else ""
         except OSError as error:
-            received = error.strerror or error
-            raise LaunchError(
-                f"Expected to be able to listen at {address}, received: {received}. Try {instead}."
-            ) from error
+            raise LaunchError(f"to be able to listen at {address}", error.strerror or error, instead) from error
 
     def _wait(self) -> None:
         began, shown = time.monotonic(), False
@@ -249,10 +246,8 @@ class DiallingCluster(Cluster, ABC):
 
     def missing(self, names: Sequence[str]) -> str:
         """Starts agents that are needed anew where that can be done; says what a user can do about them."""
-        return (
-            f"Expected {' and '.join(names)} to answer, received nothing for {DIAL_SECONDS:g} s. "
-            f"Try again once it can be reached."
-        )
+        received, instead = f"nothing for {DIAL_SECONDS:g} s", "again once it can be reached"
+        return str(LaunchError(f"{' and '.join(names)} to answer", received, instead))
 
 
 def with_port(address: str, port: str = "0") -> str:
@@ -272,7 +267,5 @@ def reached_from(host: str) -> str:
             asking.connect((host, 9))
             return str(asking.getsockname()[0])
     except OSError as error:
-        raise LaunchError(
-            f"Expected {host} to be an address or a name that this machine knows, received: {error.strerror or error}. "
-            f"Try its address."
-        ) from error
+        expected = f"{host} to be an address or a name that this machine knows"
+        raise LaunchError(expected, error.strerror or error, "its address") from error

@@ -80,10 +80,8 @@ class Slurm:
         if output.returncode:
             last_line = (output.stderr.strip() or "nothing").splitlines()[-1].strip()
             why = last_line.removeprefix("sbatch: error: ").rstrip(".")
-            raise LaunchError(
-                f"Expected Slurm to take the job of {script}, received: {why}. "
-                f"Try other cluster.options, of which mode=plan shows the script."
-            )
+            instead = "other cluster.options, of which mode=plan shows the script"
+            raise LaunchError(f"Slurm to take the job of {script}", why, instead)
         if not (numbers := NUMBER.findall(output.stdout)):
             instead = "squeue --me, and scancel if the job is there: this machine's sbatch says something else"
             raise LaunchError("sbatch --parsable to print a job's number", output.stdout.strip() or "nothing", instead)
