@@ -73,12 +73,19 @@ def compared_lines(
     runs: Sequence[LoggedRun], marks: Sequence[Marks], verdicts: Sequence[str], tables: Mapping[str, Sequence[Row]]
 ) -> list[str]:
     """A row for each run, then who is faster, and tables: what was asked for differently, and what came out of each."""
-    places = [str(place) for place in range(len(runs))]
-    lines = [*columns([HEADER, *map(_row, places, runs, marks)], (0, 3)), "", *verdicts]
+    places, table = [str(place) for place in range(len(runs))], [[*HEADER]]
+    for place, run, remarks in zip(places, runs, marks, strict=True):
+        speed, mark = run.result.speed, brackets(listed(*mark_texts(remarks)))
+        others = {"": place, "run": clean(run.folder.name), "workers": words.or_missing(run.result.layout.workers, str)}
+        if speed.examples_per_second is not None:
+            others["examples/s"] = rate(speed.examples_per_second) + brackets(words.throughput_span(speed, "-")) + mark
+        if speed.speedup is not None:
+            others["speedup"] = words.times(speed.speedup) + brackets(words.speedup_span(speed, "-")) + mark
+        table.append(words.cells(HEADER, run.result, others))
+    lines = [*columns(table, (0, 3)), "", *verdicts]
     for title, rows in tables.items():
         if rows:
-            table = columns([(title, *places), *((key, *map(_value, values)) for key, values in rows)], ())
-            lines += ["", *table]
+            lines += ["", *columns([(title, *places), *((key, *map(_value, values)) for key, values in rows)], ())]
     return lines
 
 
@@ -217,18 +224,6 @@ def _workers(best: Contestant, verdict: Verdict) -> list[str]:
 
 def _points(places: Sequence[int]) -> str:
     return f"point{'s' * (len(places) > 1)} {enumerated(list(map(str, places)))}"
-
-
-def _row(place: str, run: LoggedRun, marks: Marks) -> list[str]:
-    result, speed, marked = run.result, run.result.speed, brackets(listed(*mark_texts(marks)))
-    throughput, speedup = (brackets(ends(speed, "-")) + marked for ends in (words.throughput_span, words.speedup_span))
-    return words.cells(HEADER, result, {
-        "": place,
-        "run": clean(run.folder.name),
-        "workers": words.or_missing(result.layout.workers, str),
-        "examples/s": words.or_missing(speed.examples_per_second, lambda value: rate(value) + throughput),
-        "speedup": words.or_missing(speed.speedup, lambda value: words.times(value) + speedup),
-    })  # fmt: skip
 
 
 def _value(value: object) -> str:
