@@ -4,9 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
-
 # In the order in which they are shown. Those of HOST are looked at on each host by itself.
 HOST = (
     "python", "packages", "backend", "gpus", "cores", "memory", "shm", "files", "threads", "disk", "ports", "names",
@@ -376,6 +373,10 @@ def size(count: int) -> str:
 
 
 def _fits(version: str | None, required: str) -> bool:
+    # Not above: every plan imports what findings are made of.
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
     try:
         return version is not None and (
             not required or SpecifierSet(required).contains(Version(version), prereleases=True)
