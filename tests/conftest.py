@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,13 +16,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar
 
 import bare
 import psutil
 import pytest
-from run_events import logged, runs
 from warm_start import Command, Warm
 
 from pipeline.record.results import MOST_EFFICIENCY
@@ -29,12 +30,16 @@ from pipeline.record.results import MOST_EFFICIENCY
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORT = Path(__file__).resolve().parent / "support"
+CONF = SUPPORT / "conf"
+# Runs that version 0.1.0 wrote.
+OLD = SUPPORT.parent / "from_0_1_0"
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--window-size=1280,900",
 )  # fmt: skip
 # Enough to run and no more: nothing measured, no baseline, no MLflow, and no look at whether replicas are one device.
 QUICK = ("tracking=none", "measure.steps=0", "measure.baseline=none", "train.check=off")
+LONG = ("train.epochs=500", f"--config-dir={CONF}", "model=tiny", "data=digits", "train.check=off")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -293,3 +298,117 @@ def once_in_mlflow(folder: Path, result: dict[str, Any], steps: int, epochs: int
     points = client.get_metric_history(found.info.run_id, "train/loss")
     assert sorted(point.step for point in points) == list(range(1, steps + 1))
     assert len(client.get_metric_history(found.info.run_id, "val/loss")) == epochs
+
+
+def runs(folder: Path) -> list[Path]:
+    """The folders of the runs of the commands in a folder that have a log, as a sweep's report has."""
+    # Unlike `Path.glob`, it passes over folders that go meanwhile, as that of a command that resumes another's run.
+    logs = sorted(map(Path, glob(f"{folder}/outputs/[rs]*/**/events.jsonl", recursive=True)))
+    return [log.parent for log in logs if log.parent.name != "report"]
+
+
+def logged(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    lines = (run / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines if line.endswith("}")]
+    return [event for event in events if kind in (None, event["event"])]
+
+
+def losses(run: Path) -> dict[int, float]:
+    """The loss of each step, in order, from whichever command made it last."""
+    found = {
+        event["step"] - len(event["losses"]) + place + 1: loss
+        for event in logged(run, "steps")
+        if event["group"] == "point"
+        for place, loss in enumerate(event["losses"])
+    }
+    return dict(sorted(found.items()))
+
+
+def weights(run: Path) -> list[str]:
+    return sorted({digest for event in logged(run, "finished") for digest in event["weights"]})
+
+
+def events(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """Those of the only run of the commands in a folder; none before it has a log."""
+    found = runs(folder)
+    return logged(found[0], kind) if found else []
+
+
+def final_losses(result: dict[str, Any]) -> tuple[Any, ...]:
+    return result["loss"], result["val_loss"], result["metrics"], result["val_metrics"]
+
+
+def until(reached: Callable[[], Any], seconds: float = 240.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (there := reached()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+    return there
+
+
+class UnderWay:
+    """A command, in whose place another may be typed; killed where a `with` block ends before it."""
+
+    def __init__(self, folder: Path, *arguments: str, cold: bool = False, python: Path | None = None, **environ: str):
+        self.folder = folder
+        self._start = functools.partial(start, folder, cold=cold, python=python, **environ)
+        folder.mkdir(exist_ok=True)
+        self.process: subprocess.Popen[str] | None = None
+        if arguments:
+            self.type(*arguments)
+
+    def __enter__(self) -> "UnderWay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def type(self, *arguments: str, **environ: str) -> None:
+        self.process = self._start(*arguments, **environ)
+
+    @property
+    def runs(self) -> list[Path]:
+        return runs(self.folder)
+
+    def told(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """The events of a kind, or all, as far as they are written, a run's after the others'."""
+        return [event for run in self.runs for event in logged(run, kind)]
+
+    def step(self, kind: str = "steps") -> int:
+        """How far the last run is."""
+        told = logged(self.runs[-1], kind) if self.runs else []
+        return max((event.get("step") or 0 for event in told), default=0)
+
+    def restarted(self) -> list[str]:
+        return [event["text"] for event in self.told("restarted")]
+
+    def until(self, reached: Callable[[], object], seconds: float = 240.0) -> None:
+        def reached_or_over() -> object:
+            assert self.process is not None
+            assert self.process.poll() is None, "\n".join(self.process.communicate())
+            return reached()
+
+        until(reached_or_over, seconds)
+
+    def until_told(self, kind: str, count: int = 1) -> None:
+        self.until(lambda: len(self.told(kind)) >= count, 90)
+
+    def more(self, steps: int, kind: str = "steps") -> None:
+        before = self.step(kind)
+        self.until(lambda: self.step(kind) >= before + steps)
+
+    def harm(self, number: int, rank: int | None = None) -> None:
+        """Sends a signal to the process of a rank that was started last, or to the command."""
+        assert self.process is not None
+        pids = [event["pid"] for event in self.told("started") if event["rank"] == rank]
+        os.kill(self.process.pid if rank is None else pids[-1], number)
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.communicate()
+
+    def ended(self, timeout: float = 400.0) -> Ran:
+        """How it ends, and the seconds from now until then."""
+        assert self.process is not None
+        return finish(self.process, self.folder, time.monotonic(), timeout)

@@ -23,9 +23,7 @@ from typing import Any
 
 # As pyproject.toml has it for pytest.
 sys.path.append(str(Path(__file__).resolve().parent / "support"))
-from conftest import left_behind
-from run_events import events
-from under_way import UnderWay
+from conftest import UnderWay, events, left_behind
 
 # Small, but with a checkpoint and a model that take moments to write, and a validation that takes moments.
 TINY = (

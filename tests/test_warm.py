@@ -7,8 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import QUICK, Ran, finish, left_behind, start
-from under_way import until
+from conftest import QUICK, Ran, finish, left_behind, start, until
 
 TRAINED = (
     "strategy=multi_worker",

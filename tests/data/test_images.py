@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import QUICK, Ran
+from conftest import QUICK, Ran, logged, runs
 from own_files import Array, broken, encoded, made, picture, write
 from PIL import Image
-from run_events import logged, runs
 
 from pipeline.data import DataError, folders, images, pictures
 from pipeline.data.examples import Broken

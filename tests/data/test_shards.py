@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import shards
 from batch_layouts import stream
-from conftest import QUICK, Ran, left_behind, sampled
+from conftest import QUICK, Ran, UnderWay, left_behind, logged, sampled
 from own_files import encoded, write
-from run_events import logged
-from under_way import UnderWay
 
 from pipeline import data as sources
 from pipeline.data.errors import DataError

@@ -6,9 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import environment, launched
+from conftest import environment, launched, until
 from namespaces import made
-from under_way import until
 
 # On the second host a clock that is two minutes ahead.
 PYTHON = """#!/bin/sh

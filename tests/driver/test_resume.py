@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, with_
+from conftest import QUICK, logged, with_
 from plans import config, machine
-from run_events import logged
 
 from pipeline.driver import resume, run_folders, start
 from pipeline.driver.run import Run

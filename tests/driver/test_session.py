@@ -13,11 +13,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from conftest import QUICK, Ran, finish, left_behind, start
+from conftest import QUICK, Ran, UnderWay, finish, left_behind, logged, start, until
 from plans import config, machine
 from rich.console import Console
-from run_events import logged
-from under_way import UnderWay, until
 
 from pipeline.commands import running
 from pipeline.config.schema import Config, SweepConfig

@@ -9,8 +9,8 @@ import time
 import zlib
 from pathlib import Path
 
+import conftest
 import pytest
-import under_way
 from conftest import ROOT, left_behind, with_, working_in
 from plans import config, machine
 
@@ -91,7 +91,7 @@ def agent(cluster, address, name, order):
 
 def until(true, *jobs):
     """Waits for what comes while jobs are heard."""
-    under_way.until(lambda: true() or any(job.events(0.05) and False for job in jobs), 20)
+    conftest.until(lambda: true() or any(job.events(0.05) and False for job in jobs), 20)
 
 
 def test_what_a_killed_command_has_left_on_hosts_is_ended_before_another_starts_its_own(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from under_way import until
+from conftest import until
 
 from pipeline.launch.agents import endpoint
 from pipeline.launch.agents.channel import HEADER, Channel, Received, contexts, new_token

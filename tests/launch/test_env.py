@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, Ran, launched, left_behind
+from conftest import QUICK, Ran, UnderWay, final_losses, launched, left_behind, until
 from plans import config
 from ports import reserved_ports
-from under_way import UnderWay, losses, until
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.errors import UserError
@@ -97,7 +96,7 @@ def test_a_hand_made_tf_config_trains_to_the_losses_of_one_host_whichever_task_i
         tasks.commands[task].kill()
         tasks.type(*LONG, only=task)
     ran, other = tasks.ended()
-    assert losses(ran.result) == losses(alone.result)
+    assert final_losses(ran.result) == final_losses(alone.result)
     # The second command's restart, and twice going on with what the one before left.
     assert [ran.result[name] for name in ("restarts", "resumed", "workers")] == [1, 2, 2]
     assert "worker 1 at 127.0.0.1" in other.out
@@ -209,7 +208,7 @@ def test_two_and_four_processes_train_to_the_losses_of_one_host(tmp_path):
     alone = UnderWay(tmp_path / "here", *both).ended(240).ok()
     # In the first point two of the places have nothing to do.
     ran = typed(tmp_path / "there", 4, *both).ok()
-    assert [losses(result) for result in ran.results] == [losses(result) for result in alone.results]
+    assert [final_losses(result) for result in ran.results] == [final_losses(result) for result in alone.results]
     assert [result["hosts"] for result in ran.results] == [2, 4]
     assert (ran.run_folders[1] / "point-3.log").exists()
     assert not list((tmp_path / "there/outputs/mpi").iterdir())

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import conftest
 import numpy as np
 import pretend_slurm
 import psutil
 import pytest
-import run_events
-from conftest import QUICK, Ran, listening, once_in_mlflow
+from conftest import QUICK, Ran, UnderWay, final_losses, listening, once_in_mlflow, until
 from namespaces import Hosts, made
-from under_way import UnderWay, losses, until
 
 # To MLflow too.
 SMALL = (*QUICK[1:], "strategy=multi_worker", "model=mlp", "data=digits", "train.deterministic=true")
@@ -81,7 +80,7 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link_and
     run.until(lambda: run.told("restored"))
     run.more(100)
     # Read once: it trains on.
-    logged = [*run_events.losses(folder)]
+    logged = [*conftest.losses(folder)]
     assert logged == [*range(1, max(logged) + 1)]
     # Where the hosts reach it, and nowhere else.
     assert listening([psutil.Process(run.process.pid)]) == {two.gateway}
@@ -121,7 +120,7 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link_and
     assert (result["resumed"], result["workers_at_end"]) == (2, 1)
     assert "training goes on with 1 worker" in run.restarted()[-1]
     (*_, alone_from) = [event["step"] for event in run.told("restored")]
-    ours, theirs = ([*run_events.losses(each).items()][:alone_from] for each in (folder, alone))
+    ours, theirs = ([*conftest.losses(each).items()][:alone_from] for each in (folder, alone))
     assert (len(ours), ours) == (alone_from, theirs)
     told = [line["step"] - before for line in run.told("steps") for before in range(len(line["losses"]))]
     # What was made again is told again; what an agent has sent twice is not.
@@ -172,8 +171,8 @@ def test_gradients_of_two_processes_a_host_leave_in_buckets_and_train_to_the_los
     result, one = (json.loads((each / "result.json").read_text()) for each in (*run.runs, alone))
     assert result["collective"] == one["collective"] == "shared_memory"
     assert not [note for note in result["notes"] if "in place of shared memory" in note]
-    assert run_events.losses(run.runs[0]) == run_events.losses(alone)
-    assert losses(result) == losses(one)
+    assert conftest.losses(run.runs[0]) == conftest.losses(alone)
+    assert final_losses(result) == final_losses(one)
 
 
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
@@ -184,7 +183,7 @@ def test_two_hosts_and_two_nodes_of_slurm_train_on_jax_as_one_device_does(pipeli
         pipeline(*arguments, f"output_dir={name}", **environ).ok()
         (run,) = (tmp_path / name / "runs").iterdir()
         processes = json.loads((run / "plan.json").read_text())["processes"]
-        return [*run_events.losses(run).values()], {str(each["address"]).rpartition(":")[0] for each in processes}
+        return [*conftest.losses(run).values()], {str(each["address"]).rpartition(":")[0] for each in processes}
 
     one, _ = trained("one", *ON_JAX, "strategy=one_device")
     assert len(one) == 50

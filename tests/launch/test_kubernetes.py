@@ -8,13 +8,11 @@ import time
 
 import pytest
 import yaml
-from conftest import QUICK, ROOT, SUPPORT
+from conftest import QUICK, ROOT, SUPPORT, UnderWay, weights
 from kubernetes import client
 from plans import pods as planned
-from run_events import weights
 from stand_in.cluster import StandIn
 from stand_in.network import missing
-from under_way import UnderWay
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError

@@ -12,9 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, until
 from scripts import came
-from under_way import until
 
 from pipeline.driver.watch import BUSY_SHARE
 from pipeline.errors import UserError

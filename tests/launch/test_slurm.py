@@ -15,9 +15,8 @@ from types import SimpleNamespace
 
 import pretend_slurm
 import pytest
-from conftest import QUICK, Ran, environment, left_behind, once_in_mlflow
+from conftest import QUICK, Ran, UnderWay, environment, final_losses, left_behind, once_in_mlflow, until
 from pretend_slurm import Slurm
-from under_way import UnderWay, losses, until
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError, options_of
@@ -179,7 +178,7 @@ def test_a_batch_script_of_ones_own_is_requeued_and_scancel_ends_a_run_as_killed
     assert "(n1, n2)" in said
     assert result["resumed"] == 1
     assert result["steps_repeated"] == 0
-    assert losses(result) == losses(alone.ended(240).ok().result)
+    assert final_losses(result) == final_losses(alone.ended(240).ok().result)
     # A sweep in turn, all of whose points have that job.
     typed.type("cluster=slurm", "-m", "train.seed=0,1", *LONG, SLOW)
     typed.saved()

@@ -17,9 +17,8 @@ import numpy as np
 import psutil
 import pytest
 import sources as own_sources
-from conftest import QUICK, SUPPORT, environment, left_behind
+from conftest import QUICK, SUPPORT, UnderWay, environment, left_behind
 from own_files import encoded, picture, write
-from under_way import UnderWay
 
 from pipeline.commands import prepare as command
 from pipeline.commands.prepare import summary_lines

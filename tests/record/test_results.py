@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 import pytest
 from any_value import any_of, few
-from conftest import QUICK, ROOT, sampled
+from conftest import OLD, QUICK, ROOT, sampled
 from hypothesis import given
 from hypothesis import strategies as st
 from plans import config, machine
-from run_events import OLD
 
 from pipeline.analyze import comparable, history, step_model
 from pipeline.commands.results import compare, settings_of

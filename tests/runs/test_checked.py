@@ -4,8 +4,7 @@ import json
 import sqlite3
 
 import pytest
-from conftest import QUICK
-from run_events import logged, losses
+from conftest import QUICK, logged, losses
 
 MODEL = ("model.build._target_=looking.model", "data.build._target_=looking.numbers")
 SMALL = (*MODEL, "measure.steps=0", "measure.baseline=none", "workers=2", "train.replica_batch=8", "train.epochs=2")

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import Ran, sampled
+from conftest import Ran, UnderWay, logged, losses, sampled, weights
 from plans import cluster, config, machine
-from run_events import logged, losses, weights
-from under_way import UnderWay
 
 from pipeline import record
 from pipeline.analyze import explain, measure

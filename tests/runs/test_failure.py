@@ -5,15 +5,12 @@ import signal
 import time
 from pathlib import Path
 
-import own
 import psutil
 import pytest
-from conftest import QUICK, Ran, left_behind, sampled, start
-from run_events import LONG, logged
-from under_way import UnderWay
+from conftest import CONF, LONG, QUICK, Ran, UnderWay, left_behind, logged, sampled, start
 
 TWO = ("strategy=multi_worker", "workers=2")
-OWN = (*QUICK, f"--config-dir={own.CONF}", "model=tiny", "data=numbered")
+OWN = (*QUICK, f"--config-dir={CONF}", "model=tiny", "data=numbered")
 
 
 def harmed(folder: Path, rank: int, number: int, *arguments: str, moment: str = "steps") -> Ran:

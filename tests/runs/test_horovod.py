@@ -9,10 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, Ran, launched, left_behind
-from own import CONF
-from run_events import LONG
-from under_way import UnderWay
+from conftest import CONF, LONG, ROOT, Ran, UnderWay, launched, left_behind
 
 PYTHON = ROOT / ".venv-horovod" / "bin" / "python"
 TWO = ("strategy=multi_worker", "strategy.collective=horovod", "workers=2", "hardware=2cpu")

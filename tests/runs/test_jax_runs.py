@@ -7,9 +7,8 @@ from importlib.util import find_spec
 import keras
 import numpy as np
 import pytest
-from conftest import efficiency_of
+from conftest import efficiency_of, losses
 from on_jax import QUICK
-from run_events import losses
 
 from pipeline.data import digits
 

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SUPPORT, sampled
-from run_events import logged, losses
+from conftest import ROOT, SUPPORT, logged, losses, sampled
 
 SMALL = ("model=mlp", "data=digits", "train.steps=6", "measure.steps=0", "tracking=none")
 OFFERS = {

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from conftest import ROOT, SUPPORT, left_behind
-from under_way import UnderWay
+from conftest import ROOT, SUPPORT, UnderWay, left_behind
 
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer

@@ -14,24 +14,27 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import own
 import psutil
 import pytest
 from conftest import (
+    CONF,
     QUICK,
     Ran,
+    UnderWay,
     command_line,
+    events,
     finish,
     left_behind,
     listening,
+    logged,
+    losses,
     once_in_mlflow,
     sampled,
     start,
+    weights,
     working_in,
 )
 from kills import chosen, run, unharmed_in
-from run_events import events, logged, losses, weights
-from under_way import UnderWay
 
 # What is left to chance follows from it; a failure names it, and TEST_SEED=... has it again.
 SEED = os.environ["TEST_SEED"]
@@ -39,7 +42,7 @@ SEED = os.environ["TEST_SEED"]
 CELLS = 2
 # Twelve steps an epoch.
 SMALL = (
-    *QUICK, f"--config-dir={own.CONF}", "data=digits", "model=tiny", "train.epochs=3", "train.global_batch=128",
+    *QUICK, f"--config-dir={CONF}", "data=digits", "model=tiny", "train.epochs=3", "train.global_batch=128",
     "train.steps_per_call=2", "train.deterministic=true",
 )  # fmt: skip
 ONE, MIRRORED, TWO = (
@@ -278,7 +281,7 @@ def harmless(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
 
 # Twelve steps an epoch, two a call.
 DETACHED = (
-    f"--config-dir={own.CONF}", "data=digits", "model=tiny", "train.epochs=40", "train.global_batch=128",
+    f"--config-dir={CONF}", "data=digits", "model=tiny", "train.epochs=40", "train.global_batch=128",
     "train.steps_per_call=2", "train.deterministic=true", "measure.steps=2", "measure.repeats=2",
     "measure.baseline=fresh", "strategy=multi_worker", "workers=2", "checkpoint.every_steps=100",
     "train.check=off",

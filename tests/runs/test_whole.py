@@ -7,13 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import own
 import pytest
-from conftest import QUICK, Ran, efficiency_of, left_behind, sampled
+from conftest import CONF, QUICK, Ran, UnderWay, efficiency_of, left_behind, logged, sampled, weights
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from run_events import logged, weights
-from under_way import UnderWay
 
 from pipeline.analyze.measure import INPUT_BOUND
 
@@ -148,7 +145,7 @@ def test_however_a_run_ends_mlflow_knows(tmp_path):
         for count, (rank, number, _, code) in enumerate(harms, 1):
             run.type(
                 "strategy=multi_worker", "workers=2", "measure.steps=0", "train.epochs=500", "data=digits",
-                f"--config-dir={own.CONF}", "model=tiny", "launch.max_restarts=0", "train.check=off", "resume=never",
+                f"--config-dir={CONF}", "model=tiny", "launch.max_restarts=0", "train.check=off", "resume=never",
             )  # fmt: skip
             run.until(lambda count=count: len(run.runs) == count and logged(run.runs[-1], "epoch"), 120)
             run.until((run.runs[-1] / "tracking.json").exists, 60)

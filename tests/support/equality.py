@@ -6,10 +6,8 @@ from typing import Any
 
 import keras
 import numpy as np
-import own
 import pytest
-from conftest import QUICK, Ran
-from run_events import logged, losses
+from conftest import CONF, QUICK, Ran, logged, losses
 
 # What is compared before training is another test's, and takes a fifth of a run.
 STEPS = ("train.steps=20", "train.global_batch=32", "train.steps_per_call=5", "train.check=off")
@@ -36,7 +34,7 @@ def stood_still(folder: Path) -> bool:
 
 def sweep(pipeline, points: int, *arguments: str) -> dict[str, list[Path]]:
     """Runs a sweep with one device in it; returns the folders of its runs by what else was swept."""
-    ran: Ran = pipeline("-m", *QUICK, *STEPS, f"--config-dir={own.CONF}", *arguments, timeout=900).ok()
+    ran: Ran = pipeline("-m", *QUICK, *STEPS, f"--config-dir={CONF}", *arguments, timeout=900).ok()
     finished = [result for result in ran.results if result["status"] == "FINISHED"]
     assert len(finished) == points, ran.out
     told = [folder for folder in ran.run_folders if not stood_still(folder)]

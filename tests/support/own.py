@@ -11,9 +11,6 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import testing
 
-# The folder to give as --config-dir.
-CONF = Path(__file__).resolve().parent / "conf"
-
 
 def numbered(examples=245, validation=61, shape=(8, 8, 1), classes=10, seed=3):
     """Arrays that do not divide evenly."""

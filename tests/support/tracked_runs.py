@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import until
 from ports import free_port
-from under_way import until
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

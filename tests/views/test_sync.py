@@ -16,7 +16,7 @@ import psutil
 import pytest
 import sqlalchemy
 import tracked_runs
-from conftest import finish, left_behind, start
+from conftest import finish, left_behind, start, until
 from ports import free_port
 from tracked_runs import (
     BEGAN,
@@ -36,7 +36,6 @@ from tracked_runs import (
     sync,
     values,
 )
-from under_way import until
 
 from pipeline.driver.run_folders import find
 from pipeline.record.events import Ended, Event, Resumed, Run, Warned

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 import tracked_runs
+from conftest import until
 from ports import free_port
 from tracked_runs import BEGAN, NEVER, Writer, _mlflow_settings, home, local, only_run, own_tracker, tracker, values
-from under_way import until
 
 import pipeline
 from pipeline.record.files import Kept, forget_agents, read_tracking, run_id_of

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Ran, finish, left_behind, start
+from conftest import ROOT, Ran, finish, left_behind, start, until
 from ports import free_port
 from selenium.common.exceptions import WebDriverException
 from tracked_runs import MlflowClient
-from under_way import until
 
 from pipeline.commands.mlflow_store import HOST
 from pipeline.commands.mlflow_store import ui as main

@@ -14,10 +14,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import QUICK, sampled
+from conftest import CONF, QUICK, sampled
+from conftest import weights as weights_of
 from keras import ops
-from own import CONF
-from run_events import weights as weights_of
 from two_devices import DEVICES
 from whole import Fading, Largest, contrastive, deviation
 

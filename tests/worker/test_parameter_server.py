@@ -13,10 +13,8 @@ import numpy as np
 import own
 import pytest
 import tensorflow as tf
-from conftest import QUICK, Ran, left_behind, sampled
+from conftest import CONF, QUICK, Ran, UnderWay, events, left_behind, sampled
 from equality import assert_equal, sweep
-from run_events import events
-from under_way import UnderWay
 
 from pipeline.worker.data.batches import Data
 from pipeline.worker.data.source import Source, source
@@ -35,7 +33,7 @@ GONE = (
     (0, signal.SIGSTOP, "coordinator 0 gave no sign of life"),
 )
 ONE = ("strategy=one_device,parameter_server", "workers=1")
-OWN = (f"--config-dir={own.CONF}", "data=numbered", "model=tiny")
+OWN = (f"--config-dir={CONF}", "data=numbered", "model=tiny")
 MODELS = (
     *(("model=normalised", "data=numbered", f"model.build.optimizer={optimizer}", "train.class_weight={0: 3.0, 4: 0.5}")
       for optimizer in ("sgd", "adam", "clipped", "overwritten", "scheduled")),

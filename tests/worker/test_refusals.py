@@ -11,8 +11,7 @@ import odd
 import pytest
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
-from conftest import QUICK, Ran, sampled
-from run_events import logged
+from conftest import QUICK, Ran, logged, sampled
 
 import pipeline as package
 from pipeline.errors import UserError

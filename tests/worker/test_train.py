@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from conftest import QUICK, sampled
-from run_events import logged, weights
+from conftest import QUICK, logged, sampled, weights
 
 OWN = ("model.build._target_=own.normalised", "data.build._target_=own.numbered")
 TWO = ("strategy=multi_worker", "workers=2")
