@@ -178,11 +178,10 @@ class Parallel:
         part, clusters = self._in_use.pop(key)
         self._free |= part
         needed = {cluster_key(request.config) for request in self._waiting.values()}
-        jobs, self._idle = [*self._idle, *clusters.items()], []
+        jobs = [*self._idle, *clusters.items()]
+        self._idle = [job for job in jobs if job[0] in needed]
         for job in jobs:
-            if job[0] in needed:
-                self._idle.append(job)
-            else:
+            if job[0] not in needed:
                 self._close(dict([job]), 0)
 
     def _work(self, key: Key, request: RunRequest, part: Part, clusters: Clusters) -> None:
