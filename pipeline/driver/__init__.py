@@ -110,7 +110,7 @@ def offered(names: Sequence[str]) -> dict[str, Make]:
 def updated(
     makes: Mapping[str, Make], plan: Plan, folder: Path, say: Callable[[str], None]
 ) -> Iterator[Callable[[Event, float], None]]:
-    """What updates views of other packages: one that fails is left out from then on, and the run goes on without it."""
+    """Yields the function that updates views of other packages; one that fails is left out, and the run goes on."""
     views = dict[str, Any](makes)
 
     def each(call: Callable[[str, Any], object]) -> None:
