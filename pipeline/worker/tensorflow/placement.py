@@ -73,7 +73,7 @@ class Placement:
         slots = slots_of(steps.optimizers(model))
         return parts | {id(slot): parts[variable] for variable, own in slots.items() for slot in own}
 
-    def called(self, number: int, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def called(self, number: int, call: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
         """Calls a unit: its operations run on its device, and so does what goes back through them."""
         replica = self._replica.value
         # A scope of its own, whoever calls the layer.
