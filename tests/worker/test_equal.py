@@ -114,8 +114,8 @@ def test_layers_of(of, differing):
     layers, ends = [], []
     for one in named:
         values = (0, 0) if one.startswith("MultiHeadAttention") else (0,)
-        for word, of in ((one, values), ("Flatten()", (len(layers) + 1,)), ("Dense(2)", (len(layers) + 2,))):
-            layers.append(Layer(f"keras.layers.{word}", of))
+        for word, inputs in ((one, values), ("Flatten()", (len(layers) + 1,)), ("Dense(2)", (len(layers) + 2,))):
+            layers.append(Layer(f"keras.layers.{word}", inputs))
         ends.append(len(layers))
     if len(ends) > 1:
         layers.append(Layer("keras.layers.Average()", tuple(ends)))
