@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 LEAST_SHARE, LEAST_SAID = 0.01, 0.005  # that a sweep's table tells, and that is called negative or another efficiency
 NEGATIVE = "A negative part takes less of a step here than on one device, and so makes up for others."
-STATUS_COLOURS = {"FINISHED": "green", "FAILED": "red", "KILLED": "red"}  # others: yellow
+# Others: yellow.
+STATUS_COLOURS = {"FINISHED": "green", "PLANNED": "", "PREDICTED": "", "FAILED": "red", "KILLED": "red"}
 
 
 def result_table(point: RunResult, width: int) -> Text:
