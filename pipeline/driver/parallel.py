@@ -90,7 +90,7 @@ def moved(plan: Plan, everything: Part, part: Part) -> Plan:
 class Parallel:
     """Runs at once, no more than `_at_once`, each in a thread; `_opened` opens the screen of one at a path.
 
-    `_begun` and `_ended` are called by the thread that calls `run`, whose alone is all but the clusters under way.
+    `_begun` and `_ended` are called by the thread that calls `run`, which alone uses all but the clusters under way.
     """
 
     requests: InitVar[Requests]

@@ -93,7 +93,7 @@ class Preemption:
 class Session:
     """Shared by all runs of a command: the machine, the cluster with its fork server, and the tracker.
 
-    `open_screen` opens the screen, `track` starts the tracker with a log; `options` say where its configs are.
+    `open_screen` opens the screen, `track` starts the tracker, `options` say where the command's configs are.
     """
 
     search: tuple[str, ...]

@@ -187,9 +187,9 @@ class Supervisor:
 
     def _remedy(self, failed: RunFailed) -> str | None:
         """Prepares the next attempt after a failure, and says how in words; None if nothing is left to try."""
-        plan, at, measured, log = self._now, self._at, self._at.measured, failed.log
-        again = log is not None and str(log) == at.failed and self.run.step == measured.step
-        at.failed = None if log is None else str(log)
+        plan, at, measured, file = self._now, self._at, self._at.measured, failed.log
+        again = file is not None and str(file) == at.failed and self.run.step == measured.step
+        at.failed = None if file is None else str(file)
         limit = plan.launch.max_restarts
         if failed.diverged and plan.training.on_divergence == "rollback" and measured.rollbacks < limit:
             measured.rollbacks += 1
@@ -251,10 +251,8 @@ class Supervisor:
                 per_call = take_measurements(plan, point, one, measured)
                 # Only a compiled step has a graph that says what grows with the batch.
                 compiled = plan.measurement.steps != 0 or plan.training.steps_per_call is None
-                sizes = (
-                    compiled and not plan.strategy.static_batches and not (plan.strategy.asynchronous and one is None)
-                )
-                if sizes and at.ask_size and at.resume is None and measured.size is None:
+                varies = not plan.strategy.static_batches and not (plan.strategy.asynchronous and one is None)
+                if compiled and varies and at.ask_size and at.resume is None and measured.size is None:
                     measured.size = (one or point).request(commands.MeasureSize())[0].size
                 if one is not None:
                     one.leave()

@@ -198,7 +198,7 @@ def marks(layout: Layout) -> str:
 
 
 def fitted(text: str, width: int, indent: int = 0) -> list[str]:
-    """The text in lines of at most `width`, broken between words, or a longer word at its slashes; others are indented.
+    """The text in lines of at most `width`, all but the first indented; a word that fits no line is broken at slashes.
 
     >>> fitted("plan       cnn on mnist5k, mirrored", 24, 8), fitted("see outputs/runs/2026_mirrored", 16)
     (['plan       cnn on', '        mnist5k,', '        mirrored'], ['see outputs/', 'runs/', '2026_mirrored'])
