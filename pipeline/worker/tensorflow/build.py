@@ -63,9 +63,9 @@ def model(
             _check_optimizer(built.optimizer, strategy)
         ready(built, strategy, batch, collective or over(strategy), note, gather, batch_statistics, arrays)
         if (optimizer is not None or learning_rate is not None) and built.optimizer not in step.optimizers(built):
-            of = "for a model that applies the optimizer it is compiled with"
+            whom = "for a model that applies the optimizer it is compiled with"
             received = f"{type(built).__name__}, which applies others"
-            raise ModelError(f"train.optimizer and train.learning_rate {of}", received, "arguments of model.build")
+            raise ModelError(f"train.optimizer and train.learning_rate {whom}", received, "arguments of model.build")
         for applied in step.optimizers(built):
             if rate_scale != 1.0:
                 compiling.scale(applied, rate_scale)

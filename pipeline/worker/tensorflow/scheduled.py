@@ -248,8 +248,8 @@ class AsyncLoop(Loop):
         present = {id(variable): gradient for variable, gradient in pairs if gradient is not None}
         by_server = _by_server(variable for variable in variables if id(variable) in present)
         sparse = {key for key, gradient in present.items() if isinstance(gradient, tf.IndexedSlices)}
-        dense = {key: narrowed(one) if bits == 16 else one for key, one in present.items()}
-        parts_of = {key: [one.values, one.indices] if key in sparse else [one] for key, one in dense.items()}
+        narrow = {key: narrowed(one) if bits == 16 else one for key, one in present.items()}
+        parts_of = {key: [one.values, one.indices] if key in sparse else [one] for key, one in narrow.items()}
         leaves = {device: [leaf for one in held for leaf in parts_of[id(one)]] for device, held in by_server.items()}
         messages_to = {device: joined(arrays) for device, arrays in leaves.items()}
 

@@ -159,7 +159,7 @@ def _rows(layer: keras.layers.Embedding, shards: Sequence[keras.Variable], input
 
 
 def _held(shard: keras.Variable) -> tf.Variable | tf.Tensor:
-    """What holds a shard; its first value where Keras only asks for shapes, and makes no variable yet."""
+    """Returns what holds a shard, or its first value where Keras only asks for shapes, and makes no variable yet."""
     return shard.value if shard._value is None else shard._value
 
 

@@ -130,9 +130,9 @@ class _Comparison:
         layer = _first_layer(replicas, one, edges, self._tolerance, disturbed) if aligned else None
         cause, advice = _explained(differing, layer, aligned, self._own is not None)
         # Has a note at build time told of the loss that makes such differences where no layer does?
-        kinds, of_loss = {difference.what for difference in differing}, aligned and layer is None
-        expected = "loss" in kinds if self._own is None else "state" not in kinds
-        is_noted = of_loss and expected and vars(self._loop.model)[NOTED_AS]
+        kinds, by_no_layer = {difference.what for difference in differing}, aligned and layer is None
+        by_loss = "loss" in kinds if self._own is None else "state" not in kinds
+        is_noted = by_no_layer and by_loss and vars(self._loop.model)[NOTED_AS]
         if is_noted and self._own is not None:
             cause, advice = SUMMED
         return Check("different", [layer, *differing] if layer else differing, cause, advice, unsaid, noted=is_noted)

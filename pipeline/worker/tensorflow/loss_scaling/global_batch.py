@@ -182,7 +182,7 @@ def together(step: Callable[[Part], Result], parts: Sequence[Part]) -> list[Resu
     """Returns a step's results for parts that replicas have at the same time, and may ask each other for."""
     # It is made again until each has got what the others give; once where none asks.
     answers: list[list[tf.Tensor]] = [[] for _ in parts]
-    known: list[list[bytes]] = [[] for _ in parts]
+    contents: list[list[bytes]] = [[] for _ in parts]
     for _ in range(MOST_EXCHANGES):
         results, requests = list[Result](), list[list[tf.Tensor]]()
         for number, part in enumerate(parts):
@@ -190,8 +190,8 @@ def together(step: Callable[[Part], Result], parts: Sequence[Part]) -> list[Resu
             with patched(tf.distribute, {"get_replica_context": lambda context=context: context}):
                 results.append(step(part))
             requests.append(context.requests)
-        before, known = known, [[one.numpy().tobytes() for one in of_part] for of_part in requests]
-        if before == known:
+        before, contents = contents, [[one.numpy().tobytes() for one in of_part] for of_part in requests]
+        if before == contents:
             break
         answers = requests
     return results

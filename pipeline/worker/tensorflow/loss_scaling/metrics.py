@@ -48,7 +48,7 @@ def count_on_global_batch(model: keras.Model, batch: Batch) -> None:
     tries = _tries(model, batch)
     # What layers update where all replicas share a variable, also by an example that only stands for none.
     shared = [metric for metric in _own(model) if not all(hasattr(one.value, "values") for one in metric.variables)]
-    # Those of the first seed.
+    # Those of the first seed that tells.
     calls = {id(metric): updates for metric, updates in reversed(tries)}
     for metric in _distinct([*_not_added(tries, over_examples=True), *shared]):
         # Past Keras's own setter, which would track it.
