@@ -66,7 +66,7 @@ def work(name: str, tiny: bool) -> Work:
         own = {"blocks": 1, "width": 32, "heads": 2} if tiny else {}
         model = models.transformer(input_shape=(length,), num_classes=VOCABULARY, size=size, **own)
         tokens = rng.integers(0, VOCABULARY, (64 * batch, length + 1), np.int32)
-        blocks, width = (1, 32) if tiny else (SIZES[size].blocks, SIZES[size].width)
+        blocks, width = (1, 32) if tiny else (SIZES[size]["blocks"], SIZES[size]["width"])
         # Chowdhery et al., 2022 (PaLM), appendix B: 6 N and 12 L d s operations a token.
         flops = batch * length * (6 * model.count_params() + 12 * blocks * width * length)
         return Work(model, tokens[:, :-1], tokens[:, 1:], batch, length, flops)
