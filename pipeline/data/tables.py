@@ -79,7 +79,8 @@ def csv(
         )
         for chosen in (train, held)
     ]
-    flaws = tuple(f"no training examples of class {name}" for at, name in enumerate(names or ()) if at not in y[train])
+    present = set(y[train].tolist() if names else ())
+    flaws = tuple(f"no training examples of class {name}" for at, name in enumerate(names or ()) if at not in present)
     notes = (*file_notes, *table.notes(columns, features is None, rounds=not standardize))
     return dataclasses.replace(parts[0], notes=notes, flaws=flaws), parts[1]
 
@@ -341,7 +342,8 @@ def numpy(
     parts = list(zip(inputs, labels, strict=True))
     if names is None:
         return parts[0], parts[1]
-    flaws = tuple(f"no training examples of class {name}" for at, name in enumerate(names) if at not in parts[0][1])
+    present = set(parts[0][1].tolist())
+    flaws = tuple(f"no training examples of class {name}" for at, name in enumerate(names) if at not in present)
     # As they were saved, x of one part may be wider than that of the other.
     specs = [tuple(Leaf(array.shape[1:], array.dtype.name) for array in part) for part in parts]
     part = Examples(parts[0], specs[0], num_classes=len(names), class_names=names, look=look_at_rows, flaws=flaws)
