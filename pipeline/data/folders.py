@@ -1,7 +1,7 @@
 """Finds data at a path, and refuses arguments of what reads data of one's own with which it would find none.
 
-It looks at names of files alone: it takes a moment, whatever there is of data. Folders are parts (training, validation,
-test) or classes by what is in them, and only then by their names.
+It reads manifests, first rows of tables and saved arrays, and of images the names alone. Folders are parts (training,
+validation, test) or classes by what is in them, and only then by their names.
 """
 
 import difflib
