@@ -153,7 +153,7 @@ def broken(
     if number < expected:
         missing = f"is not there: {expected} were expected"
         yield Broken(path, number, expected - number, f"{path} record {number}", missing)
-    elif number > expected or (nbytes not in (None, size) and not any(frame.broken for frame in frames)):
+    elif nbytes is not None and (number > expected or (size != nbytes and not any(frame.broken for frame in frames))):
         yield Broken(path, 0, expected, path, f"has {size} bytes, {nbytes} were expected")
 
 

@@ -175,6 +175,9 @@ def test_broken_records_of_a_prepared_data_set_are_named(catalogue: Path, tmp_pa
         flaws = broken(train)
         assert flaws == [Broken(str(file), first, lost, f"{file} record {first}", why, flaws[0].stop)]
         assert sum(each.records for each in train.without(flaws).raw) == 15 - lost
+    # More records than its version has are none of the split.
+    file.write_bytes(whole + records.framed(b"more"))
+    assert broken(train) == []
     file.unlink()
     assert validation.look(validation, 0, 1, False) == []
     (flaw,) = train.look(train, 0, 1, False)
