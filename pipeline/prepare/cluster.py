@@ -64,7 +64,8 @@ class Workers:
         """Calls the function on each worker. Raises its `UserError`, or `LaunchError`."""
         # Idle workers get one each. A task that is bound to a worker would wait for ever for one that has died.
         count = len(self.client.scheduler_info(n_workers=-1)["workers"])
-        return list(self.results(function, [arguments] * count))
+        # Where all are just being started again, one task waits for them.
+        return list(self.results(function, [arguments] * max(1, count)))
 
     def results(self, function: Callable[..., T], tasks: Sequence[tuple[object, ...]]) -> Iterator[T]:
         """Calls the function with the arguments of each task; yields results as they come. Raises as `on_each`."""
