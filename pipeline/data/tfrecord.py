@@ -194,6 +194,10 @@ def _why(contents: Manifest, resize: bool, data: bytes) -> str | None:
         array = np.frombuffer(values[0], kind) if in_bytes else np.asarray(values)
         if whys := faults({name: array}, contents.num_classes):
             return next(iter(whys.values()))
+        # Class numbers may have been prepared as floats; with a single class, a float is a quantity.
+        classes = contents.num_classes or 0
+        if name == "y" and not shape and classes > 1 and not 0 <= array[0] < classes:
+            return f"has label {array[0]:g}, 0 to {classes - 1} were expected"
     return None
 
 

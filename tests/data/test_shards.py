@@ -125,6 +125,19 @@ def test_what_is_broken_is_named_with_its_file_and_record(tmp_path, kind):
     assert words in str(refused.value)
 
 
+def test_class_numbers_that_were_prepared_as_floats_are_looked_at_and_quantities_are_not(tmp_path):
+    labels = np.array([0, 2, 3, -1], np.float32)
+    records = (shards.records.framed(shards.records.example({"y": label[None]})) for label in labels)
+    data = write(tmp_path / "a.tfrecord", b"".join(records)).read_bytes()
+    parts = {"train": (Shard("a.tfrecord", 4, len(data), ""),)}
+    wrong = [(2, "has label 3, 0 to 2 were expected"), (3, "has label -1, 0 to 2 were expected")]
+    for classes, flaws in ((3, wrong), (1, []), (None, [])):
+        manifest = Manifest((Feature("y", (), "float32", "floats"),), parts, classes)
+        (tmp_path / "manifest.json").write_text(manifest.to_json())
+        train, _ = sources.tfrecord(path=str(tmp_path))
+        assert [(flaw.first, flaw.why) for flaw in broken(train, None, 0, 1, True)] == flaws
+
+
 def test_with_skip_what_is_broken_is_left_out_and_counted(pipeline, tmp_path):
     kinds = ("several", "cut")
     for kind in kinds:
