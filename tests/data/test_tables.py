@@ -407,6 +407,8 @@ def test_broken_arrays_and_too_few_examples_are_refused_before_anything_starts(a
         (["data=numpy", "data.path=whole.npz", few], batch.format(180, 80, "train.replica_batch=40")),
         (["data=tfrecord", "data.path=prepared", "train.global_batch=90"],
          batch.format(90, 83, "train.global_batch=82")),
+        (["data=tfrecord", "data.path=nothing"], "Expected nothing/manifest.json, received no such file (No such file"),
+        (["data=tfrecord", "data.path=null"], "Expected data.path to be a folder that `python -m pipeline prepare` "),
         (["data=synthetic", "data.build.train_examples=1", few], batch.format(180, 1, "more data")),
         (["data=images", "data.path=pets", few], batch.format(180, 6, "train.replica_batch=3")),
         (["data=csv", "data.path=t.csv", few], batch.format(180, 16, "train.replica_batch=8")),
