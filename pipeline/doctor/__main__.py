@@ -62,7 +62,8 @@ def main() -> None:
             answer = {"told": response}
         except (OSError, ValueError, TypeError) as error:
             answer = {"failed": (error.strerror if isinstance(error, OSError) else None) or str(error)}
-        responses.write(msgspec.json.encode(answer) + b"\n")
+        # In ASCII alone, since the name of a folder may hold bytes that are no text.
+        responses.write(json.dumps(answer, default=msgspec.to_builtins).encode() + b"\n")
         responses.flush()
 
 

@@ -122,6 +122,9 @@ def test_a_process_answers_every_question_and_by_its_clock_two_minutes_are_a_fau
         line.ask({"do": "dance"})
     with pytest.raises(LaunchError, match="Expected `str`"):
         line.ask({"do": "look", "host": "a", "expected": {"python": [1]}})
+    folder = "/nowhere/\udcff"
+    (disk,) = line.ask({"do": "look", "host": "a", "expected": {"checks": ["disk"], "folders": [folder]}})
+    assert disk["found"].startswith(folder)
     ahead = clock_of(line, lambda: time.time() - 120)
     right = clock_of(line)
     line.close()
