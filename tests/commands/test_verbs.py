@@ -87,6 +87,7 @@ def test_a_word_that_is_no_verb_gets_what_was_meant_ready_to_be_typed(asked, tmp
     ("clean older_than=month", "to be an age, as 12h, 30d or 8w, received month. Try older_than="),
     ("clean keep_best=some", "Expected keep_best to be a whole number, received some. Try keep_best=5."),
     ("clean dry=no", "Expected dry to be true or false, received no. Try dry=true."),
+    ("clean --keep-best 5", "Expected key=value, received --keep-best. Try keep_best=5."),
     ("clean mine", "received mine. Try python -m pipeline clean [keep_best=5] [older_than=30d]"),
     ("doctor --only disc", "received disc. Try --only python,"),
     ("doctor --jsn", "Expected options that exist, received --jsn. Try --help."),
