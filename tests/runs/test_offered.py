@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 from conftest import ROOT, SUPPORT, logged, losses, sampled
@@ -17,26 +16,54 @@ OFFERS = {
 }
 
 
-def installed(folder: Path, files: dict[str, str]) -> dict[str, str]:
-    """Writes files; returns the environment in which what is in `site` is found beside ours."""
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return {"PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)])}
+# What a package has its configs found by: Hydra's own seam.
+SEARCHED = """
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+
+class Theirs(SearchPathPlugin):
+    def manipulate_search_path(self, search_path):
+        search_path.append("theirs", "pkg://their_conf")
+"""
+GROUPS = ("strategy", "model", "data")
+FUNCTIONS = {"strategy": "hierarchical", "model": "line", "data": "corners"}
+ARGUMENTS = {"strategy": "packs: 1", "model": "units: 8", "data": "examples: 256"}
+WRONG = {"strategy": "pack: 1", "model": "unit: 8", "data": "example: 256"}
+FACTS = {"strategy": "spans_devices: true\n", "model": "name: theirs\n", "data": "num_classes: 4\n"}
+FEW = ("hardware=2cpu", "workers=2", "train.steps=4", "measure.steps=0", "tracking=none")
 
 
 @pytest.fixture
-def offered(tmp_path):
-    """A package's offers and its configs, beside what a person types."""
-    points = "\n".join(f"[pipeline.{group}] {names}" for group, names in OFFERS.items())
+def environ(tmp_path):
+    """Where a package is found beside ours: its offers, and its choices, named theirs or by what is wrong with them."""
     files = {
-        "site/theirs-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n",
-        "site/theirs-1.0.dist-info/entry_points.txt": points.replace(" ", "\n"),
-        "site/theirs.py": (SUPPORT / "theirs.py").read_text(),
+        "theirs-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n",
+        "theirs-1.0.dist-info/entry_points.txt": "\n".join(
+            f"[pipeline.{group}]\n" + names.replace(" ", "\n") for group, names in OFFERS.items()
+        ),
+        "hydra_plugins/theirs.py": SEARCHED,
+        "theirs.py": (SUPPORT / "theirs.py").read_text(),
+        "their_ruin.py": "import nothing_there\n\n\ndef anything():\n    pass\n",
+        "their_conf/__init__.py": "",
     }
     for name in ("theirs", "broken", "partial", "lost", "nowhere"):
-        files[f"conf/cluster/{name}.yaml"] = f"name: {name}\noptions: {{folders: {tmp_path}/elsewhere}}\n"
-    return (f"--config-dir={tmp_path / 'conf'}", *SMALL), installed(tmp_path, files)
+        files[f"their_conf/cluster/{name}.yaml"] = f"name: {name}\noptions: {{folders: {tmp_path}/elsewhere}}\n"
+    for group in GROUPS:
+        for name, function, arguments in (
+            ("theirs", f"theirs.{FUNCTIONS[group]}", ARGUMENTS[group]),
+            ("gone", f"theirs.{FUNCTIONS[group]}s", ARGUMENTS[group]),
+            ("signature", f"theirs.{FUNCTIONS[group]}", WRONG[group]),
+            ("ruin", "their_ruin.anything", ""),
+            ("fails", "theirs.fails", ""),
+        ):
+            build = f"build:\n  _target_: {function}\n  {arguments}\n"
+            files[f"their_conf/{group}/{name}.yaml"] = build + FACTS[group]
+        files[f"their_conf/{group}/empty.yaml"] = FACTS[group]
+    for name, text in files.items():
+        path = tmp_path / "site" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)])}
 
 
 THERE = ", to be there, received ModuleNotFoundError"
@@ -58,12 +85,11 @@ THERE = ", to be there, received ModuleNotFoundError"
     ("backend", {"torch": "to be one that is there (fails, jax, mean, tensorflow), received torch. Try backend"}),
     ("views", {"[pages]": "views to be one that is there (falls, lines), received pages. Try views=[]."}),
 ], ids=["cluster", "collective", "backend", "views"])  # fmt: skip
-def test_what_is_not_there_or_broken_is_refused_in_a_sentence(pipeline, asked, offered, key, words):
-    arguments, environ = offered
+def test_what_is_not_there_or_broken_is_refused_in_a_sentence(pipeline, asked, environ, key, words):
     typed = ("strategy=mirrored", "workers=2", "hardware=2cpu", f"{key}={','.join(words)}")
     # What is wrong inside of a cluster or a collective shows once it is used.
     used = key in ("cluster", "strategy.collective")
-    ran = (pipeline if used else asked)(*["-m"] * (len(words) > 1), *arguments, *typed, **environ)
+    ran = (pipeline if used else asked)(*["-m"] * (len(words) > 1), *SMALL, *typed, **environ)
     ran.failed(1 if used else 2)
     assert not [each for each in words.values() if each not in ran.err], ran.err
 
@@ -72,12 +98,11 @@ MULTI_WORKER = ("strategy=multi_worker", "workers=2", "hardware=2cpu", "train.ch
 
 
 @pytest.mark.slow
-def test_a_cluster_a_collective_and_a_view_of_another_package_train_to_the_losses_of_ours(pipeline, offered, tmp_path):
-    arguments, environ = offered
+def test_a_cluster_a_collective_and_a_view_of_another_package_train_to_the_losses_of_ours(pipeline, environ, tmp_path):
     found = []
     for cluster, collective in (("local", "tensorflow"), ("theirs", "sums")):
         pipeline(
-            *arguments, *MULTI_WORKER, f"cluster={cluster}", f"strategy.collective={collective}", "views=[lines]",
+            *SMALL, *MULTI_WORKER, f"cluster={cluster}", f"strategy.collective={collective}", "views=[lines]",
             f"output_dir={tmp_path / collective}", "train.deterministic=true",
             "train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]", **environ,
         ).ok()  # fmt: skip
@@ -98,16 +123,14 @@ def test_a_cluster_a_collective_and_a_view_of_another_package_train_to_the_losse
 
 
 @pytest.mark.slow
-def test_a_collective_that_adds_otherwise_on_each_rank_ends_the_run_by_name(pipeline, offered):
-    arguments, environ = offered
+def test_a_collective_that_adds_otherwise_on_each_rank_ends_the_run_by_name(pipeline, environ):
     compared = ("strategy.collective=unlike", "train.compare_weights_every=2", "train.steps_per_call=2")
-    ran = pipeline(*arguments, *MULTI_WORKER, *compared, **environ).failed()
+    ran = pipeline(*SMALL, *MULTI_WORKER, *compared, **environ).failed()
     assert "Expected the same weights on all replicas after step 2, received others on rank 1 than on rank 0" in ran.err
 
 
-def test_an_engine_of_another_package_is_measured_and_recorded_like_ours_whatever_else_fails(pipeline, offered):
-    arguments, environ = offered
-    small = [given for given in arguments if given != "measure.steps=0"]
+def test_an_engine_of_another_package_is_measured_and_recorded_like_ours_whatever_else_fails(pipeline, environ):
+    small = [given for given in SMALL if given != "measure.steps=0"]
     typed = ("strategy=one_device", "hardware=1cpu", "train.steps=4", "train.replica_batch=32", "views=[falls]")
     ran = pipeline("-m", *small, *typed, "backend=mean,fails", "train.save=false", **environ).failed()
     assert "The view falls failed with OSError: the disk is full. The run goes on without it." in ran.out
@@ -122,46 +145,6 @@ def test_an_engine_of_another_package_is_measured_and_recorded_like_ours_whateve
         weight += 0.1 * (sum(batch) / 32 - weight)
     assert mean["loss"] == pytest.approx(loss)
     assert json.loads((ran.run_folders[0] / "plan.json").read_text())["backend"] == "mean"
-
-
-GROUPS = ("strategy", "model", "data")
-FUNCTIONS = {"strategy": "hierarchical", "model": "line", "data": "corners"}
-ARGUMENTS = {"strategy": "packs: 1", "model": "units: 8", "data": "examples: 256"}
-WRONG = {"strategy": "pack: 1", "model": "unit: 8", "data": "example: 256"}
-# What a package has its configs found by: Hydra's own seam.
-SEARCHED = """
-from hydra.plugins.search_path_plugin import SearchPathPlugin
-
-
-class Theirs(SearchPathPlugin):
-    def manipulate_search_path(self, search_path):
-        search_path.append("theirs", "pkg://their_conf")
-"""
-FACTS = {"strategy": "spans_devices: true\n", "model": "name: theirs\n", "data": "num_classes: 4\n"}
-FEW = ("hardware=2cpu", "workers=2", "train.steps=4", "measure.steps=0", "tracking=none")
-
-
-@pytest.fixture
-def environ(tmp_path):
-    """Where a package is installed whose choices are named theirs, or by what is wrong with them."""
-    files = {
-        "site/hydra_plugins/theirs.py": SEARCHED,
-        "site/theirs.py": (SUPPORT / "theirs.py").read_text(),
-        "site/their_ruin.py": "import nothing_there\n\n\ndef anything():\n    pass\n",
-        "site/their_conf/__init__.py": "",
-    }
-    for group in GROUPS:
-        for name, function, arguments in (
-            ("theirs", f"theirs.{FUNCTIONS[group]}", ARGUMENTS[group]),
-            ("gone", f"theirs.{FUNCTIONS[group]}s", ARGUMENTS[group]),
-            ("signature", f"theirs.{FUNCTIONS[group]}", WRONG[group]),
-            ("ruin", "their_ruin.anything", ""),
-            ("fails", "theirs.fails", ""),
-        ):
-            build = f"build:\n  _target_: {function}\n  {arguments}\n"
-            files[f"site/their_conf/{group}/{name}.yaml"] = build + FACTS[group]
-        files[f"site/their_conf/{group}/empty.yaml"] = FACTS[group]
-    return installed(tmp_path, files)
 
 
 def test_a_strategy_a_model_and_a_data_set_of_another_package_train_together(pipeline, environ):

@@ -2,19 +2,19 @@
 
 import contextlib
 import os
-import select
+import queue
 import socket
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing.connection import Connection
 
-import msgspec
 import numpy as np
 
 from pipeline.launch import this_machine
 from pipeline.launch.signals import STACKS
-from pipeline.record import events
+from pipeline.record import commands, events
 from pipeline.record.log import from_line, stamped
 
 BOOT = """
@@ -42,11 +42,9 @@ class Cluster:
         pass
 
     def addresses(self, plan):
-        held = [socket.create_server(("127.0.0.1", 0)) for _ in plan.processes]
-        found = [f"127.0.0.1:{each.getsockname()[1]}" for each in held]
-        for each in held:
-            each.close()
-        return found
+        with contextlib.ExitStack() as held:
+            servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in plan.processes]
+            return [f"127.0.0.1:{each.getsockname()[1]}" for each in servers]
 
     def start(self, plan, group, folder):
         return Job(self, plan, group, folder)
@@ -58,7 +56,7 @@ class Cluster:
 class Job:
     def __init__(self, cluster, plan, group, folder):
         self.cluster, self.plan, self.group, self.folder = cluster, plan, group, folder
-        self.processes, self.ends, self.partial, self.waiting, self.exited = {}, {}, {}, [], set()
+        self.processes, self.ends, self.waiting = {}, {}, queue.SimpleQueue()
         for process in plan.processes:
             self.begin(process.rank)
 
@@ -76,44 +74,41 @@ class Job:
             self.processes[rank] = started
             started.stdin.write(self.plan.to_json().encode())
             started.stdin.close()
-            self.ends[rank] = [Connection(server.accept()[0].detach()) for _ in range(3)]
-        os.set_blocking(self.ends[rank][0].fileno(), False)
-        self.partial[rank] = b""
+            told, *others = (server.accept()[0] for _ in range(3))
+        self.ends[rank] = [Connection(end.detach()) for end in others]
         self.add(rank, events.Started(started.pid, self.plan.processes[rank].role))
+        threading.Thread(target=self.follow, args=(rank, started, told), daemon=True).start()
 
     def add(self, rank, event):
-        self.waiting.append(stamped(event, time.time(), self.group, rank))
+        self.waiting.put(stamped(event, time.time(), self.group, rank))
 
-    def read(self, rank):
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            while data := os.read(self.ends[rank][0].fileno(), 1 << 20):
-                *lines, self.partial[rank] = (self.partial[rank] + data).split(b"\n")
-                self.waiting += map(from_line, lines)
+    def follow(self, rank, process, told):
+        """Passes on what a process tells, and how it has ended unless another has taken its place."""
+        with told, told.makefile("rb") as lines, contextlib.suppress(ConnectionError):
+            for line in lines:
+                if line.endswith(b"\n"):
+                    self.waiting.put(from_line(line))
+        code = process.wait()
+        if self.processes.get(rank) is process:
+            self.add(rank, events.Exited(code))
 
     def events(self, timeout):
-        if not self.waiting:
-            live = [self.ends[rank][0] for rank in self.ends if rank not in self.exited]
-            select.select(live, [], [], min(timeout, 0.2)) if live else time.sleep(min(timeout, 0.2))
-        for rank, process in self.processes.items():
-            if rank not in self.exited:
-                ended = process.poll()
-                self.read(rank)
-                if ended is not None:
-                    self.exited.add(rank)
-                    self.add(rank, events.Exited(ended))
-        waiting, self.waiting = self.waiting, []
+        waiting = []
+        with contextlib.suppress(queue.Empty):
+            waiting.append(self.waiting.get(timeout=min(timeout, 0.2)))
+            while True:
+                waiting.append(self.waiting.get_nowait())
         return waiting
 
     def send(self, command):
-        for rank, (_, commands, _) in self.ends.items():
-            if rank not in self.exited:
-                with contextlib.suppress(OSError):
-                    commands.send_bytes(command.to_json().encode())
+        for end, _ in self.ends.values():
+            with contextlib.suppress(OSError):
+                end.send_bytes(command.to_json().encode())
 
     def restart(self, rank):
-        self.processes[rank].kill()
-        self.processes[rank].wait()
-        self.exited.discard(rank)
+        process = self.processes.pop(rank)
+        process.kill()
+        process.wait()
         self.begin(rank)
 
     def dump_stacks(self):
@@ -128,9 +123,8 @@ class Job:
                 process.wait(max(0.0, deadline - time.monotonic()))
             process.kill()
             process.wait()
-        for ends in self.ends.values():
-            for end in ends:
-                end.close()
+        for end in (end for ends in self.ends.values() for end in ends):
+            end.close()
         self.ends.clear()
 
 
@@ -170,8 +164,8 @@ class Falls(Lines):
 class Mean:
     """Trains one number to be the mean of others, with NumPy alone."""
 
-    def __init__(self, plan, process, tell, asked_to_leave):
-        self.plan, self.process, self.tell = plan, process, tell
+    def __init__(self, plan, process, emit, asked_to_leave):
+        self.plan, self.emit = plan, emit
         self.steps, self.left = 0, False
 
     def join(self):
@@ -182,55 +176,45 @@ class Mean:
 
     def obey(self, command):
         if not self.left:
-            getattr(self, str(command.__struct_config__.tag))(**msgspec.structs.asdict(command))
+            for event in self.responses(command):
+                self.emit(event)
 
-    def load(self, folder):
-        self.data = np.arange(96.0)
-        self.told = {"train": 96, "validation": 0}
-        nothing = {"train": [], "validation": []}
-        self.tell(events.Loaded({"train": False, "validation": False}, self.told, nothing))
+    def responses(self, command):
+        match command:
+            case commands.Load():
+                nothing = {"train": [], "validation": []}
+                yield events.Loaded({"train": False, "validation": False}, {"train": 96, "validation": 0}, nothing)
+            case commands.Build():
+                yield events.Built(
+                    parameters=1, state_bytes=8, input_shape=[1], input_dtype="float64", train_examples=96,
+                    validation_examples=0, data_digest="mean", steps_per_epoch=self.plan.steps_per_epoch(96), epochs=1,
+                )  # fmt: skip
+            case commands.MeasureSize():
+                yield events.Sized(error="one number")
+            case commands.Calibrate():
+                yield events.Calibrated(0.01)
+            case commands.Measure(repeat=repeat, steps=steps):
+                examples, seconds = float(steps * self.plan.training.global_batch), 0.01 * steps
+                yield events.Measured(repeat, examples, seconds, steps, calls=[events.TimedCall(steps, seconds)])
+            case commands.Train():
+                yield from self.train()
+            case commands.Leave():
+                self.left = True
+                yield events.Left(self.steps)
 
-    def build(self, train_counts, validation_counts, resume):
-        self.weight = 0.0
-        self.tell(events.Built(
-            parameters=1, state_bytes=8, input_shape=[1], input_dtype="float64", train_examples=96,
-            validation_examples=0, data_digest="mean", steps_per_epoch=self.plan.steps_per_epoch(96), epochs=1,
-        ))  # fmt: skip
-
-    def begin(self):
-        self.steps = 0
-
-    def step(self):
-        at = self.steps * self.plan.training.global_batch % 96
-        batch = self.data[at : at + self.plan.training.global_batch]
-        self.loss = float(np.mean((self.weight - batch) ** 2))
-        self.weight += 0.1 * float(np.mean(batch) - self.weight)
-        self.steps += 1
-
-    def size(self):
-        self.tell(events.Sized(error="one number"))
-
-    def calibrate(self, steps_per_call):
-        self.tell(events.Calibrated(0.01))
-
-    def measure(self, repeat, warmup_steps, steps, steps_per_call):
-        examples, seconds = float(steps * self.plan.training.global_batch), 0.01 * steps
-        self.tell(events.Measured(repeat, examples, seconds, steps, calls=[events.TimedCall(steps, seconds)]))
-
-    def train(self, steps_per_call, folder):
+    def train(self):
+        batch, data, weight = self.plan.training.global_batch, np.arange(96.0), 0.0
         while self.steps < self.plan.training.steps:
-            self.step()
-            batch = self.plan.training.global_batch
-            self.tell(events.Steps(self.steps, [self.loss], epoch=1, examples=batch, seconds=0.01, learning_rate=0.1))
-        self.tell(events.Finished(["same"], epochs=1, loss=self.loss))
-
-    def leave(self):
-        self.left = True
-        self.tell(events.Left(self.steps))
+            examples = data[self.steps * batch % 96 :][:batch]
+            loss = float(np.mean((weight - examples) ** 2))
+            weight += 0.1 * float(np.mean(examples) - weight)
+            self.steps += 1
+            yield events.Steps(self.steps, [loss], epoch=1, examples=batch, seconds=0.01, learning_rate=0.1)
+        yield events.Finished(["same"], epochs=1, loss=loss)
 
 
 class Fails(Mean):
-    def train(self, steps_per_call, folder):
+    def train(self):
         raise ArithmeticError("the mean of nothing")
 
 
@@ -275,8 +259,7 @@ class Sums:
             log.write(f"{len(mine)}\n")
         sums, start = [], 0
         for array in arrays:
-            there = np.frombuffer(theirs, array.dtype, array.size, start).reshape(array.shape)
-            sums.append(array + there)
+            sums.append(array + np.frombuffer(theirs, array.dtype, array.size, start).reshape(array.shape))
             start += array.nbytes
         return sums
 
