@@ -4,13 +4,13 @@ They are forked from this one, which has imported JAX, and uses nothing of it.
 """
 
 import json
+import multiprocessing
 import os
-import pickle
 import resource
 import signal
 import sys
-import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from threading import Timer
 
@@ -21,6 +21,7 @@ from pipeline.worker.shared_memory import NARROW, PeerLostError, join
 
 TYPES = ["float32", "float64", "float16", "int8", "int32", "int64", "uint16", "complex64", "complex128"]
 TYPES = [*map(np.dtype, TYPES), np.dtype(ml_dtypes.bfloat16)]
+FORK = multiprocessing.get_context("fork")
 # Elements: none, a few, what processes add in parts, and several rounds.
 SIZES = (0, 1, 17, 40_001, 300_003)
 
@@ -29,46 +30,29 @@ def together(count, work, before=lambda rank: None, looks_seconds=0.0):
     """What `work(memory, rank, told)` gives in each of so many processes; the error's text where they cannot join, and
     None of one that was killed.
     """
-    with tempfile.TemporaryDirectory() as name:
-        folder, pids = Path(name), []
-        folder.chmod(0o777)
-        for rank in range(count):
-            pid = os.fork()
-            if not pid:
-                _work(folder, rank, count, work, before, looks_seconds)
-            pids.append(pid)
-        for pid in pids:
-            os.waitpid(pid, 0)
-        made = [folder / f"made{rank}" for rank in range(count)]
-        return [pickle.loads(path.read_bytes()) if path.exists() else None for path in made]
+    pipes = {pair: FORK.Pipe(duplex=False) for pair in product(range(count), repeat=2)}
+    ends = [FORK.Pipe(duplex=False) for _ in range(count)]
 
+    def one(rank):
+        def told(text):
+            """Tells all processes what each says."""
+            for other in range(count):
+                pipes[rank, other][1].send(text)
+            return [pipes[other, rank][0].recv() for other in range(count)]
 
-def _work(folder, rank, count, work, before, looks_seconds):
-    before(rank)
-    told = telling(folder, rank, count)
-    try:
-        made = work(join(rank, range(count), told, looks_seconds), rank, told)
-    except Exception as error:
-        made = f"{type(error).__name__}: {error}"
-    (folder / f"made{rank}").write_bytes(pickle.dumps(made))
-    os._exit(0)
+        before(rank)
+        try:
+            made = work(join(rank, range(count), told, looks_seconds), rank, told)
+        except Exception as error:
+            made = f"{type(error).__name__}: {error}"
+        ends[rank][1].send(made)
 
-
-def telling(folder, rank, count):
-    """Tells all processes what each says, by files."""
-
-    def told(text):
-        nonlocal number
-        number += 1
-        (folder / f"{number}_{rank}.part").write_text(text)
-        os.rename(folder / f"{number}_{rank}.part", folder / f"{number}_{rank}")
-        paths = [folder / f"{number}_{other}" for other in range(count)]
-        while not all(path.exists() for path in paths):
-            time.sleep(0.001)
-        return [path.read_text() for path in paths]
-
-    number = 0
-    return told
+    processes = [FORK.Process(target=one, args=(rank,)) for rank in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [end.recv() if end.poll() else None for end, _ in ends]
 
 
 def drawn(rank, size, dtype):
