@@ -6,7 +6,6 @@ They see the same files and processes, and reach each other through a bridge tha
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,8 +17,6 @@ import psutil
 import pytest
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-# What sshd wants to be there, where no service has made it.
-PRIVILEGES = Path("/run/sshd")
 
 
 class Bridge:
@@ -49,7 +46,8 @@ class Bridge:
 
     def add(self, number: int) -> str:
         """Makes a namespace; returns its address."""
-        space, here, there, address = self.space(number), self.link(number), f"n{self._tag}{number}", self._at(number)
+        space, here, there = self.space(number), self.link(number), f"n{self._tag}{number}"
+        address = f"{self._prefix}.{number + 1}"
         ip("netns", "add", space)
         ip("link", "add", here, "type", "veth", "peer", "name", there)
         ip("link", "set", here, "master", self._name, "up")
@@ -70,30 +68,27 @@ class Bridge:
     def close(self) -> None:
         subprocess.run(["ip", "link", "del", self._name], capture_output=True)
 
-    def _at(self, number: int) -> str:
-        return f"{self._prefix}.{number + 1}"
 
-
-class Hosts:
+class Hosts(Bridge):
     """So many hosts, by number from 1. `addresses` are theirs, `gateway` is this machine's among them."""
 
     def __init__(self, folder: Path, count: int) -> None:
+        super().__init__()
         self.folder, self.addresses = folder, list[str]()
         self._servers: list[subprocess.Popen[bytes]] = []
-        self._bridge = Bridge()
-        self.gateway, self.space, self.link = self._bridge.gateway, self._bridge.space, self._bridge.link
         self._numbers = range(1, count + 1)
 
     def make(self) -> None:
-        self._bridge.begin()
-        PRIVILEGES.mkdir(exist_ok=True)
+        self.begin()
+        # What sshd wants to be there, where no service has made it.
+        Path("/run/sshd").mkdir(exist_ok=True)
         for name in ("host", "client"):
             subprocess.run(
                 ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / f"{name}_key"], check=True
             )
         shutil.copy(self.folder / "client_key.pub", self.folder / "authorized")
         for number in self._numbers:
-            self.addresses.append(self._bridge.add(number))
+            self.addresses.append(self.add(number))
             self._serve(number, self.addresses[-1])
 
     def cut(self, number: int) -> None:
@@ -102,11 +97,16 @@ class Hosts:
     def mend(self, number: int) -> None:
         """Takes it up again, until its sshd is reached: the bridge passes nothing on at first."""
         ip("link", "set", self.link(number), "up")
-        for _ in range(100):
-            with suppress(OSError), socket.create_connection((self.addresses[number - 1], 22), 1):
-                return
+        self.expect_answer(number)
+
+    def expect_answer(self, number: int, seconds: float = 20.0) -> None:
+        """Waits until a host's sshd answers."""
+        address, until = self.addresses[number - 1], time.monotonic() + seconds
+        typed = ["ssh", "-F", str(self.folder / "ssh"), "-o", "ConnectTimeout=2", address, "true"]
+        while subprocess.run(typed, capture_output=True).returncode:
+            if time.monotonic() > until:
+                raise RuntimeError(f"no sshd at {address}: {(self.folder / f'sshd{number}.log').read_text()}")
             time.sleep(0.1)
-        raise AssertionError(f"{self.addresses[number - 1]} is not reached 10 s after its link is up")
 
     def limit(self, number: int, rate: str, latency: str = "50ms") -> None:
         """Holds a host's link to a rate, as `1gbit`, in both directions; what would wait for longer is dropped."""
@@ -133,15 +133,15 @@ class Hosts:
                     found.append(line)
         return found
 
-    def remove(self) -> None:
+    def remove_all(self) -> None:
         for pid in self._processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
         for number in self._numbers:
-            self._bridge.remove(number)
+            self.remove(number)
         for server in self._servers:
             server.wait()
-        self._bridge.close()
+        self.close()
 
     def _processes(self) -> Iterator[int]:
         for number in self._numbers:
@@ -174,21 +174,11 @@ def made(folder: Path, count: int) -> Iterator[Hosts]:
             hosts.make()
         except subprocess.CalledProcessError as error:
             pytest.skip(f"Network namespaces cannot be had here: {error.stderr or error}")
-        for number, address in enumerate(hosts.addresses, 1):
-            _answers(hosts, number, address)
+        for number in hosts._numbers:
+            hosts.expect_answer(number)
         yield hosts
     finally:
-        hosts.remove()
-
-
-def _answers(hosts: Hosts, number: int, address: str, seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        typed = ["ssh", "-F", str(hosts.folder / "ssh"), "-o", "ConnectTimeout=2", address, "true"]
-        if subprocess.run(typed, capture_output=True).returncode == 0:
-            return
-        time.sleep(0.1)
-    raise RuntimeError(f"no sshd at {address}: {(hosts.folder / f'sshd{number}.log').read_text()}")
+        hosts.remove_all()
 
 
 def ip(*arguments: str) -> None:

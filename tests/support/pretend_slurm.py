@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from pipeline.launch.signals import PR_SET_PDEATHSIG
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -160,15 +162,13 @@ class Slurm:
 
     def _steps(self, node: str = "") -> Iterator[int]:
         """The daemons of steps, of which there is one for each step and node, and what they have started."""
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError):
-                if entry.name.isdecimal():
-                    variables = (line.partition(b"=")[::2] for line in (entry / "environ").read_bytes().split(b"\0"))
-                    environ, name = dict(variables), (entry / "comm").read_text().strip()
-                    ours = environ.get(b"SLURM_CONF", b"").decode().startswith(str(self.folder))
-                    there = environ.get(b"SLURMD_NODENAME", b"").decode()
-                    if ours and (there == node if node else bool(there) or name == "slurmstepd"):
-                        yield int(entry.name)
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                environ = process.environ()
+                ours = environ.get("SLURM_CONF", "").startswith(str(self.folder))
+                there = environ.get("SLURMD_NODENAME", "")
+                if ours and (there == node if node else bool(there) or process.name() == "slurmstepd"):
+                    yield process.pid
 
     def _until(self, reached: object, what: str) -> None:
         until = time.monotonic() + PATIENCE_SECONDS
