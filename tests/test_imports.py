@@ -1,6 +1,7 @@
 """What commands never import, who may import whom, what private names are there, and that files hold no code that runs.
 
 Names of losses, metrics and optimizers, which are refused before Keras is imported, are those of the Keras there is.
+What tests start in less time is what a person starts: the same words, weights and processes.
 """
 
 import ast
@@ -9,15 +10,18 @@ import json
 import re
 import subprocess
 import sys
+import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib import import_module, metadata
 from pathlib import Path
 
 import keras
+import psutil
 import pytest
 import tensorflow as tf
-from conftest import ROOT, environment
+from conftest import QUICK, ROOT, Ran, environment, finish, left_behind, start, until
 from keras.src import losses, metrics, optimizers
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
@@ -28,7 +32,7 @@ from pipeline.config import offered
 from pipeline.plan.checks import LOSSES, METRICS, OPTIMIZERS
 from pipeline.worker.tensorflow.loss_scaling.reduction import _INSTEAD
 
-SLOW = ("tensorflow", "keras", "mlflow", "sklearn", "pandas", "matplotlib")
+SLOW = {"tensorflow", "keras", "mlflow", "sklearn", "pandas", "matplotlib"}
 
 
 def imported_by(folder: Path, *codes: str) -> list[set[str]]:
@@ -48,52 +52,38 @@ def command(*typed: str, code: int = 0) -> str:
     return f"import sys\nfrom pipeline.commands.verbs import main\nsys.argv[1:] = {typed}\nassert main() == {code}"
 
 
-@pytest.mark.parametrize(("commands", "slow"), [
-    ([
-        (["mode=plan", "train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]"], 0),
-        (["mode=plan", "model=mlp", "strategy=multi_worker", "hardware=2x4gpu"], 0),
-        (["mode=predict", "model=mlp"], 2),
-        (["--cfg", "job"], 0),
-        (["workers=0"], 2),
-    ], ()),
-    ([(["prepare", "data=digits", "seed=-1", "out=d"], 2)], ("dask", "distributed")),
-    ([(["report", "sweep=nothing"], 2), (["report", "--help"], 0), (["report", "swep=mine"], 2)], ("jinja2", "scipy")),
-], ids=["train", "prepare", "report"])  # fmt: skip
-def test_a_command_that_trains_nothing_never_imports_what_is_slow(tmp_path, commands, slow):
-    codes = [command(*typed, code=code) for typed, code in commands]
-    # In one process, where each has what those before it have imported.
-    for (typed, _), found in zip(commands, imported_by(tmp_path, *codes), strict=True):
-        assert not found & {*SLOW, *slow}, typed
-        assert "hydra" in found or typed[0] == "report"
+EARLY = {f"pipeline.{name}" for name in ("driver", "launch", "plan.planning", "views.terminal.live")}
+LATE = {f"pipeline.{name}" for name in ("driver.supervisor", "plan.estimate", "views.report", "worker.model_error")}
+PLAN = "mode=plan strategy=multi_worker cluster="
+# What a plan has no part in.
+COSTLY = {*SLOW, "numpy", "scipy", "dask", "distributed", "kubernetes", "psutil", "grpc"}
 
 
-def test_a_refusal_imports_nothing_of_what_would_come_after_it(tmp_path):
-    early = "driver launch plan.planning views.terminal.live".split()
-    late = "driver.supervisor plan.estimate views.terminal.live views.report worker.model_error".split()
-    typed = {"strategy=nope": early, "workers=two": early, "workers=0": late}
-    for later, found in zip(
-        typed.values(), imported_by(tmp_path, *(command(one, code=2) for one in typed)), strict=True
-    ):
-        assert not found & {f"pipeline.{name}" for name in later}
-
-
-CLUSTERS = {
-    "local": [], "hosts": ["cluster.hosts=[a,b]"], "slurm": [], "mpi": [], "env": [],
+@pytest.mark.parametrize("commands", [
+    [
+        ("mode=plan train.callbacks=[{_target_:keras.callbacks.EarlyStopping}]", 0, SLOW),
+        ("mode=plan model=mlp strategy=multi_worker hardware=2x4gpu", 0, SLOW),
+        ("mode=predict model=mlp", 2, SLOW),
+        ("--cfg job", 0, SLOW),
+        ("workers=0", 2, SLOW),
+    ],
+    [("prepare data=digits seed=-1 out=d", 2, SLOW | {"dask", "distributed"})],
+    [(typed, 0 if typed == "report --help" else 2, SLOW | {"jinja2", "scipy"})
+     for typed in ("report sweep=nothing", "report --help", "report swep=mine")],
+    [("strategy=nope", 2, EARLY), ("workers=two", 2, EARLY), ("workers=0", 2, LATE | {"pipeline.views.terminal.live"})],
     # The last: manifests are made from a template.
-    "kubernetes": ["cluster.options.image=a/b:1"],
-}  # fmt: skip
-
-
-def test_a_plan_for_a_cluster_imports_nothing_but_what_composes_and_shows_it(tmp_path, monkeypatch):
+    [(PLAN + cluster, 0, COSTLY | {"jinja2"})
+     for cluster in ("local", "hosts cluster.hosts=[a,b]", "slurm", "mpi", "env")]
+    + [(f"{PLAN}kubernetes cluster.options.image=a/b:1", 0, COSTLY)],
+], ids=["train", "prepare", "report", "refusals", "clusters"])  # fmt: skip
+def test_a_command_that_trains_nothing_never_imports_what_is_slow_or_would_come_later(tmp_path, monkeypatch, commands):
     task = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(task))
-    codes = [
-        command("mode=plan", f"cluster={name}", "strategy=multi_worker", *typed) for name, typed in CLUSTERS.items()
-    ]
-    slow = {*SLOW, "numpy", "scipy", "dask", "distributed", "kubernetes", "psutil", "grpc"}
-    for cluster, found in zip(CLUSTERS, imported_by(tmp_path, *codes), strict=True):
-        assert found >= {"hydra", "rich"}
-        assert not found & (slow | (set() if cluster == "kubernetes" else {"jinja2"})), cluster
+    codes = [command(*typed.split(), code=code) for typed, code, _ in commands]
+    # In one process, where each has what those before it have imported.
+    for (typed, _, costly), found in zip(commands, imported_by(tmp_path, *codes), strict=True):
+        assert not found & costly, typed
+        assert "hydra" in found or typed.startswith("report")
 
 
 def test_a_view_imports_what_is_slow_once_it_is_used(tmp_path):
@@ -142,14 +132,17 @@ def test_a_file_of_a_choice_names_a_function_and_all_its_arguments_each_with_a_c
             if name not in given and one.default is not one.empty
         }
         assert group == "data" or config["build"].items() >= defaults.items()
-        lines = path.read_text().split("_target_")[1].splitlines()[1:]
-        assert all(" # " in line for line in lines)
+        assert all(" # " in line for line in path.read_text().split("_target_")[1].splitlines()[1:])
+
+
+# The nodes of each file of ours.
+NODES = {path: [*ast.walk(ast.parse(path.read_text()))] for path in sorted((ROOT / "pipeline").rglob("*.py"))}
 
 
 def imported() -> Iterator[tuple[Path, str]]:
     """Yields each import of ours: (the file, the module that it names)."""
-    for path in sorted((ROOT / "pipeline").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, nodes in NODES.items():
+        for node in nodes:
             if isinstance(node, ast.Import):
                 yield from ((path, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -208,8 +201,7 @@ PRIVATE = re.compile(r"^(keras\.src|tensorflow\.python|tensorflow\.core)\b")
 def used() -> set[str]:
     """Dotted names of what our files use of what `private*.py` take: `array_slicing.can_slice_array`."""
     names = {f"{owner}.{name}" for owner, of_owner in OF_CLASSES.items() for name in of_owner.split()}
-    for path in sorted((ROOT / "pipeline").rglob("*.py")):
-        nodes = [*ast.walk(ast.parse(path.read_text()))]
+    for nodes in NODES.values():
         called = {
             alias.asname or alias.name: alias.name
             for node in nodes
@@ -266,10 +258,10 @@ LOADS = {"load_model", "deserialize_keras_object", "model_from_json"}
 CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "yaml.load_all"}
 
 
-def unsafe(source: str) -> list[str]:
-    """What a module's source does that may run what a file holds."""
+def unsafe(nodes: Iterable[ast.AST]) -> list[str]:
+    """What a module does that may run what a file holds."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names if alias.name.split(".")[0] in PICKLES]
         elif isinstance(node, ast.ImportFrom):
@@ -289,9 +281,8 @@ def unsafe(source: str) -> list[str]:
 
 
 def test_nothing_reads_a_pickle_or_loads_a_model_that_may_run_code() -> None:
-    found = {path: unsafe(path.read_text()) for path in (ROOT / "pipeline").rglob("*.py")}
-    assert len(found) > 100
-    assert {path: calls for path, calls in found.items() if calls} == {}
+    assert len(NODES) > 100
+    assert {path: calls for path, nodes in NODES.items() if (calls := unsafe(nodes))} == {}
 
 
 @pytest.mark.parametrize("source", [
@@ -301,5 +292,57 @@ def test_nothing_reads_a_pickle_or_loads_a_model_that_may_run_code() -> None:
     "keras.config.enable_unsafe_deserialization()", "pandas.read_pickle(p)",
 ])  # fmt: skip
 def test_what_would_is_found(source: str) -> None:
-    assert unsafe(source)
-    assert not unsafe("keras.saving.load_model(path, safe_mode=True)\nnumpy.load(path)\nyaml.safe_load(text)")
+    safe = "keras.saving.load_model(path, safe_mode=True)\nnumpy.load(path)\nyaml.safe_load(text)"
+    assert unsafe(ast.walk(ast.parse(source)))
+    assert not unsafe(ast.walk(ast.parse(safe)))
+
+
+TRAINED = (
+    "strategy=multi_worker",
+    "workers=2",
+    "model=mlp",
+    "data=digits",
+    "train.steps=30",
+    "train.deterministic=true",
+)
+
+
+def watched(folder: Path, cold: bool) -> tuple[Ran, set[int]]:
+    """How a command ended, and whose children its fork server was."""
+    folder.mkdir()
+    began, found = time.monotonic(), set[int]()
+    process = start(folder, *QUICK, *TRAINED, cold=cold)
+    while process.poll() is None and not found:
+        for log in folder.glob("outputs/runs/*/events.jsonl"):
+            events = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
+            pids = [event["pid"] for event in events if event["event"] == "started"]
+            with suppress(psutil.NoSuchProcess):
+                found |= {psutil.Process(pid).parent().ppid() for pid in pids}
+        time.sleep(0.05)
+    return finish(process, folder, began, 120), found - {process.pid}
+
+
+@pytest.mark.slow
+def test_processes_of_a_fork_server_that_was_warm_train_what_those_of_a_cold_one_do_to_the_last_bit(tmp_path):
+    (cold, others), (warm, more) = (watched(tmp_path / str(cold), cold) for cold in (True, False))
+    assert (cold.code, warm.code) == (0, 0), cold.err + warm.err
+    assert others | more == set()
+    for kind, field in (("steps", "losses"), ("finished", "weights"), ("epoch", "val_loss")):
+        ours, theirs = (sorted((event["rank"], event[field]) for event in ran.events(kind)) for ran in (cold, warm))
+        assert ours == theirs != []
+    assert not left_behind(warm.folder)
+
+
+def test_a_command_that_ends_without_a_run_leaves_no_fork_server(tmp_path):
+    process = start(tmp_path, "workers=none")
+    (server,) = until(psutil.Process(process.pid).children, 10)
+    finish(process, tmp_path, time.monotonic(), 60).failed(2)
+    assert server.wait(10) is None
+    assert not left_behind(tmp_path)
+
+
+@pytest.mark.parametrize("words", [("mode=plan", "strategy=mirrored", "hardware=4gpu"), ("train.epoch=3",)])
+def test_a_command_that_is_asked_says_what_one_that_is_started_does(asked, tmp_path, words):
+    ran = asked(*words)
+    real = finish(start(tmp_path, *words, cold=True), tmp_path, time.monotonic(), 60)
+    assert (ran.code, ran.out, ran.err) == (real.code, real.out, real.err)

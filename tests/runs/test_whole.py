@@ -1,14 +1,16 @@
 """Whole runs as a person types them, from the command to result.json and the MLflow run."""
 
+import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import CONF, QUICK, Ran, UnderWay, efficiency_of, left_behind, logged, sampled, weights
+from conftest import CONF, QUICK, Ran, UnderWay, efficiency_of, left_behind, logged, losses, sampled, weights
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -65,10 +67,9 @@ def test_a_run_leaves_a_result_a_model_and_an_mlflow_run(pipeline):
 @pytest.mark.slow
 def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them_and_one_mlflow_run_stands_for_it(pipeline, asked):
     shared = "data=digits model=mlp measure.repeats=2 train.epochs=1"
-    typed = f"strategy=one_device,mirrored,multi_worker workers=1,2 {shared}"
+    typed = f"strategy=one_device,multi_worker,parameter_server workers=1,2 {shared}"
     ran: Ran = pipeline("-m", *typed.split()).ok()
-    statuses = [result["status"] for result in ran.results]
-    assert sorted(statuses) == ["FINISHED"] * 5 + ["REFUSED"]
+    assert sorted(result["status"] for result in ran.results) == ["FINISHED"] * 5 + ["REFUSED"]
     assert "Point 1 refused: Expected one point of one_device, which trains on one device" in ran.err
     # One number a point, a line for each as it ends; of the plans, what they share once; one device, measured once.
     begun = r"^\d\d:\d\d:\d\d -- point (\d): strategy=\w+ workers=\d \(\d of 6 done"
@@ -83,10 +84,12 @@ def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them_and_one_mlf
     for run in runs:
         assert {"examples_per_second", "speedup"} <= set(run.data.metrics)
         assert {"strategy", "workers"} <= set(run.data.params)
+    for racing in (run for run in runs if run.data.params["strategy"] == "parameter_server"):
+        assert {"staleness/mean", "staleness/max", "staleness/updates", "survival/restarts"} <= set(racing.data.metrics)
+        assert racing.data.tags["asynchronous"] == "true"
     # One device was measured once, and its folder is named by those that share it.
-    sources = {result["baseline_source"] for result in ran.results if result["status"] == "FINISHED"}
-    assert len(sources) == 2
-    assert all(strategy in ran.out.rsplit("-- ", 1)[1] for strategy in ("one_device", "mirrored", "multi_worker"))
+    assert len({result["baseline_source"] for result in ran.results if result["status"] == "FINISHED"}) == 2
+    assert all(strategy in ran.out.rsplit("-- ", 1)[1] for strategy in ("one_device", "multi_worker", "asynchronous"))
     # However often its report is written.
     (sweep,) = ran.folder.glob("outputs/sweeps/*")
     for _ in range(2):
@@ -104,22 +107,6 @@ def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them_and_one_mlf
     assert re.match(rf"python -m pipeline strategy=\w+ workers=\d {shared}", runs[0].data.tags["command"])
     there = {each.path for folder in ("", "figures") for each in client.list_artifacts(report.info.run_id, folder)}
     assert {"report.html", "points.csv", "figures/throughput.svg", "figures/learning.png"} <= there
-
-
-@pytest.mark.slow
-def test_a_sweep_over_other_strategies_finishes_and_compares_them_with_one_device(pipeline):
-    strategies = ("default", "central_storage", "parameter_server")
-    small = ("workers=2", "data=digits", "model=mlp", "measure.repeats=2", "train.steps=40")
-    ran: Ran = pipeline("-m", f"strategy={','.join(strategies)}", *small, timeout=400).ok()
-    assert [result["status"] for result in ran.results] == ["FINISHED"] * 3
-    assert [result["workers"] for result in ran.results] == [1, 2, 2]
-    _, runs = tracked(ran.folder)
-    assert {run.data.params["strategy"] for run in runs} == set(strategies)
-    assert {run.info.status for run in runs} == {"FINISHED"}
-    (racing,) = [run for run in runs if run.data.params["strategy"] == "parameter_server"]
-    assert {"staleness/mean", "staleness/max", "staleness/updates", "survival/restarts"} <= set(racing.data.metrics)
-    assert racing.data.tags["asynchronous"] == "true"
-    assert all(word in ran.out.rsplit("-- ", 1)[1] for word in (*strategies, "asynchronous"))
 
 
 @pytest.mark.slow
@@ -178,17 +165,12 @@ SMALL = (
     "train.deterministic=true",
 )  # fmt: skip
 UNLABELLED = "+data.build.labelled=false"
-LAYOUTS = {
-    "one_device": ("strategy=one_device", "workers=1"),
-    "mirrored": ("strategy=mirrored", "workers=2"),
-    "multi_worker": ("strategy=multi_worker", "workers=2"),
-}
 
 
 @pytest.mark.slow
 def test_a_gan_killed_in_mid_epoch_goes_on_to_the_last_bit(pipeline, tmp_path):
     (layout,) = sampled(("mirrored", "multi_worker"), 1)
-    model = ("model.build._target_=steps.gan", UNLABELLED, *LAYOUTS[layout])
+    model = ("model.build._target_=steps.gan", UNLABELLED, f"strategy={layout}", "workers=2")
     whole: Ran = pipeline(*SMALL, *model, "output_dir=outputs/sane", "resume=never").ok()
     (sane,) = whole.folder.glob("outputs/sane/runs/*")
     first = tmp_path / "outputs/runs/*/checkpoints/step-000000000[36]-*.json"
@@ -246,3 +228,65 @@ def test_a_step_that_cannot_be_made_is_refused_in_one_sentence(pipeline, argumen
     ).failed()
     assert REFUSED[arguments] in ran.result["error"]
     assert ran.result["error"].startswith("KeyError: 'nowhere' (" if "raising" in arguments[-1] else "Expected ")
+
+
+LOOKING = ("model.build._target_=looking.model", "data.build._target_=looking.numbers")
+CHECKED = (*LOOKING, "measure.steps=0", "measure.baseline=none", "workers=2", "train.replica_batch=8", "train.epochs=2")
+
+
+def trained_by(run):
+    return losses(run), weights(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker"])
+def test_training_is_the_same_to_the_last_bit_with_the_check_and_without(pipeline, strategy):
+    layer = "+model.build.layer=running mean"
+    ran = pipeline("-m", "tracking=none", *CHECKED, f"strategy={strategy}", "train.deterministic=true", layer,
+                   "model.build.dropout=0.5", "train.check=true,off", timeout=400).ok()  # fmt: skip
+    compared, plain = sorted(ran.run_folders, key=lambda folder: int(folder.name.split("_")[0]))
+    assert trained_by(compared) == trained_by(plain)
+    with_check, without = (json.loads((folder / "result.json").read_text()) for folder in (compared, plain))
+    assert "check" not in without
+    assert without["notes"] == [note for note in with_check["notes"] if "one device" not in note]
+    assert with_check["check"]["outcome"] == "different"
+    assert [difference["what"] for difference in with_check["check"]["differences"]] == ["state"]
+    assert "warning: on a small batch 2 replicas differ from one device in state of looking/mean by" in ran.out
+
+
+@pytest.mark.slow
+def test_a_repeat_is_compared_by_what_the_first_run_found_if_that_was_equal_and_another_run_by_itself(pipeline):
+    keys = ("strategy=mirrored", "train.deterministic=true", "sweep.repeats=2", "train.seed=0,1", "tracking=none")
+    ran = pipeline("-m", *CHECKED, *keys, timeout=400).ok()
+    checks = {folder.name: json.loads((folder / "result.json").read_text())["check"] for folder in ran.run_folders}
+    assert {check["outcome"] for check in checks.values()} == {"equal"}
+    assert not [note for result in ran.results for note in result["notes"] if "one device" in note]
+    assert {name: check["seconds"] > 0.0 for name, check in checks.items()} == {
+        "0_mirrored": True, "1_mirrored": True, "0_mirrored_2": False, "1_mirrored_2": False,
+    }  # fmt: skip
+    first, again = (trained_by(folder) for folder in sorted(ran.run_folders) if folder.name.startswith("0_"))
+    assert first == again
+
+
+@pytest.mark.slow
+def test_a_loss_over_pairs_is_told_once_and_in_the_result_and_mlflow_and_strict_refuses_it(pipeline):
+    pairs = (*CHECKED, "strategy=mirrored", "+model.build.loss=pairs")
+    ran = pipeline(*pairs).ok()
+    (note,) = [note for note in ran.result["notes"] if "train.gather=true" in note]
+    assert "received the loss pairs, which depends on the batch as a whole" in note
+    assert ran.out.count("warning: Expected losses that are means") == 1
+    assert "on a small batch" not in (ran.out + str(ran.result["notes"])).lower()
+    assert "the loss is no mean over examples, such as one over pairs of them" in ran.result["check"]["cause"]
+    with sqlite3.connect(ran.folder / "outputs" / "mlflow.db") as store:
+        tags = dict(store.execute("select key, value from tags"))
+        metrics = dict(store.execute("select key, value from latest_metrics"))
+    assert tags["check"] == "different"
+    assert note in tags["mlflow.note.content"]
+    assert metrics["one_device/largest_difference"] == pytest.approx(
+        max(difference["relative"] for difference in ran.result["check"]["differences"]), rel=1e-3
+    )
+    strict = pipeline(*pairs, "tracking=none", "train.check=strict").failed()
+    assert "for train.check=strict, received others: " in strict.err
+    (refused,) = [result for result in strict.results if result["status"] == "FAILED"]
+    assert refused["error"].endswith("what it is meant to see.")
+    assert refused["epochs"] is None
