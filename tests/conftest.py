@@ -219,7 +219,12 @@ def left_behind(folder: Path, patience: float = 5.0) -> list[str]:
 
 def working_in(folder: Path) -> list[psutil.Process]:
     """The processes that still work in `folder`."""
-    return [process for process in psutil.process_iter() if _works_in(process, folder)]
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid != os.getpid() and Path(process.cwd()) == folder and process.status() != "zombie":
+                found.append(process)
+    return found
 
 
 def listening(processes: Iterable[psutil.Process]) -> set[str]:
@@ -238,13 +243,6 @@ def command_line(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
-
-
-def _works_in(process: psutil.Process, folder: Path) -> bool:
-    try:
-        return process.pid != os.getpid() and Path(process.cwd()) == folder and process.status() != "zombie"
-    except psutil.Error:
-        return False
 
 
 @pytest.fixture
@@ -308,8 +306,7 @@ def runs(folder: Path) -> list[Path]:
 
 
 def logged(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    lines = (run / "events.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines if line.endswith("}")]
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines() if line.endswith("}")]
     return [event for event in events if kind in (None, event["event"])]
 
 

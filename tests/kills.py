@@ -45,7 +45,6 @@ ROLES = {
     "multi_worker": ("chief", "worker", "conductor"),
     "parameter_server": ("coordinator", "worker", "parameter server", "conductor"),
 }
-SIGNALS = ("KILL", "STOP", "TERM")
 # When a moment has come, by the kinds of events, the last step, and files that are being written.
 MOMENTS: dict[str, Callable[[list[str], int, Callable[[str], bool]], bool]] = {
     "joining": lambda kinds, step, writes: "started" in kinds,
@@ -57,7 +56,6 @@ MOMENTS: dict[str, Callable[[list[str], int, Callable[[str], bool]], bool]] = {
 }
 # How far the loss of a race may be from that of another, as a share of it.
 RACING = 0.25
-TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def chosen(seed: int | str | None, count: int) -> list[Cell]:
     cells = [
         Cell(strategy, role, number, moment)
         for strategy in STRATEGIES
-        for role, number, moment in product(ROLES[strategy], SIGNALS, MOMENTS)
+        for role, number, moment in product(ROLES[strategy], ("KILL", "STOP", "TERM"), MOMENTS)
         if not (role == "conductor" and number == "STOP")
     ]
     return cells if seed is None else random.Random(seed).sample(cells, count)
@@ -123,7 +121,7 @@ def run(cell: Cell, unharmed: Callable[[str], tuple[Any, ...]], folder: Path) ->
     codes: list[int] = []
     came = True
     command = UnderWay(folder)
-    for attempt in range(TRIES):
+    for attempt in range(4):
         command.type(*STRATEGIES[cell.strategy], *TINY)
         if not attempt:
             came = harm(cell, command)

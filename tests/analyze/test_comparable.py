@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared_runs import wrote
+from shown_runs import wrote
 
 from pipeline.analyze import comparable
 from pipeline.analyze.history import load

@@ -14,8 +14,8 @@ import hours
 import numpy as np
 import pytest
 from conftest import with_
-from predicted_runs import ASKED, PARAMETERS, ran
 from shipped_sizes import configured, planned
+from shown_runs import ASKED, PARAMETERS, ran
 
 from pipeline.analyze import calibration, comparable, history, measure, predict, step_model
 from pipeline.analyze.step_model import Observed

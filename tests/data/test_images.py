@@ -319,7 +319,7 @@ def test_images_that_fit_into_memory_are_decoded_once_and_the_same_is_trained_as
     for number in range(40):
         write(tmp_path / f"pets/{'cat' if number % 2 else 'dog'}/{number}.png", encoded(picture(number)))
     # After the first epoch there is nothing to read any more.
-    gone = "train.callbacks=[{_target_: own.Removing, path: pets}]"
+    gone = "train.callbacks=[{_target_: own.removing, path: pets}]"
     common = (*QUICK, "data=images", "data.path=pets", "data.build.augment=true", "model=mlp", "model.build.hidden=[8]",
               "strategy=mirrored", "workers=2", "train.replica_batch=4", "train.epochs=3", "train.deterministic=true",
               "resume=never")  # fmt: skip

@@ -108,8 +108,7 @@ def test_a_run_that_is_killed_and_goes_on_on_another_mesh_trains_as_one_device_d
     killed = jax(*small, "strategy=multi_worker", "workers=2", "train.steps=8", "measure.steps=0")
     assert killed.result["restarts"] == 1
     (first,) = killed.run_folders
-    model = keras.models.load_model(first / "model.keras")
-    held_out = model.evaluate(*digits()[1], verbose=0, return_dict=True)
+    held_out = keras.models.load_model(first / "model.keras").evaluate(*digits()[1], verbose=0, return_dict=True)
     assert held_out["loss"] == pytest.approx(killed.result["val_loss"], abs=1e-5)
 
     goes_on = ("measure.steps=0", f"resume={first.name}", "resume_changes=[train.steps]")
@@ -137,8 +136,7 @@ def test_a_sweep_its_report_a_comparison_and_a_prediction_need_no_tensorflow(jax
     assert len(runs) == 2
     assert "examples/s" in jax("compare", *runs).out
     jax("sync")
-    predicted = jax("predict", *MLP, *measured, "strategy=mirrored", "workers=2")
-    assert "predicted" in predicted.out
+    assert "predicted" in jax("predict", *MLP, *measured, "strategy=mirrored", "workers=2").out
     well = pipeline("doctor", *MLP, python=without_tensorflow)
     assert well.code in (0, 1), well.out
     assert "JAX" in next(line for line in well.out.splitlines() if " backend " in line)

@@ -66,12 +66,7 @@ def again(folder: Path, *command: str) -> Ran:
 @pytest.fixture(scope="module")
 def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """The folder of the run to which nothing happens, made once for all tests that compare with it."""
-    return cache(lambda *arguments: only(again(tmp_path_factory.mktemp("sane"), *SMALL, *arguments)))
-
-
-def only(ran: Ran) -> Path:
-    (folder,) = ran.folder.glob("outputs/runs/*")
-    return folder
+    return cache(lambda *arguments: again(tmp_path_factory.mktemp("sane"), *SMALL, *arguments).run_folders[0])
 
 
 def trained(run: Path) -> tuple[list[str], dict[int, float]]:
@@ -107,7 +102,7 @@ def test_a_preempted_run_leaves_with_75_and_is_ended_by_the_same_command_or_one_
     left(range(8, 11))
     ran = left(range(20, 23))
     assert (ran.result["steps_repeated"], "resuming" in ran.out) == (0, True)
-    first = only(ran)
+    (first,) = ran.run_folders
     # A checkpoint that was cut; from the one before it comes by the twentieth step again.
     last = sorted(first.glob("checkpoints/*.npz"))[-1]
     last.write_bytes(last.read_bytes()[:-500])
@@ -123,7 +118,7 @@ def test_a_preempted_run_leaves_with_75_and_is_ended_by_the_same_command_or_one_
     pipeline(*command, f"resume={first}").failed(2)
     longer = pipeline(*command, "train.epochs=4", f"resume={first.name}", "resume_changes=[train.epochs]").ok()
     # Those refused have no folder.
-    assert only(longer) == first
+    assert longer.run_folders == [first]
     assert [*losses(first)][-1] == 48
 
 
@@ -163,7 +158,7 @@ def test_a_run_that_is_killed_outright_loses_an_epoch_at_most_and_mlflow_has_one
     assert ran.result["resumed"] == 1
     # A machine so busy that TensorFlow misses heartbeats starts the processes again, from the same checkpoint.
     assert {event["step"] for event in ran.events("restored")} == {24}
-    assert trained(only(ran)) == trained(unharmed(*LAYOUT))
+    assert trained(*ran.run_folders) == trained(unharmed(*LAYOUT))
     once_in_mlflow(tmp_path, ran.result, 36, 3)
 
 
@@ -189,7 +184,7 @@ def test_another_number_of_workers_and_another_strategy_go_on_with_the_same_loss
     sane = unharmed(*ONE)
     every = preempting(7, 17, 27)
     ran = pipeline(*SMALL, *MIRRORED, every)
-    folder = only(ran)
+    (folder,) = ran.run_folders
     for layout in (("strategy=multi_worker", "workers=4"), ONE):
         assert ran.code == 75, ran.err
         ran = pipeline(*SMALL, *layout, every, f"resume={folder.name}")
@@ -226,7 +221,7 @@ def test_a_training_that_diverges_stops_or_goes_back_with_half_the_rate(pipeline
     stopped = pipeline(*command).failed()
     assert "at step 3. Try a smaller train.learning_rate, train.on_divergence=rollback" in stopped.err
     # Its writing was still under way when training failed.
-    assert list(only(stopped).glob("checkpoints/step-0000000002-*.json"))
+    assert list(stopped.run_folders[0].glob("checkpoints/step-0000000002-*.json"))
     back = pipeline(
         *command, "train.on_divergence=rollback", f"launch.max_restarts={restarts}", "resume=never"
     ).failed()

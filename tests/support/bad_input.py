@@ -99,8 +99,7 @@ def _wrong(key: str, kind: Any) -> list[str]:
         return [*_some(("3", text, several), key, 1), "{_target_: nothing.there}", "{_target_: {a: 1}}"]
     if typing.get_origin(kind) is list:
         others = ["[3]", "['']", "[[]]", "[{a: 1}]", "[{_target_: nowhere.f}]"]
-        items = WRONG_ITEMS.get(typing.get_args(kind)[0], others)
-        return [*_some(("3", text, mapping, "true"), key, 1), *items]
+        return [*_some(("3", text, mapping, "true"), key, 1), *WRONG_ITEMS.get(typing.get_args(kind)[0], others)]
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return ["nothing_like_it", *_some((empty, "3", several, mapping, "1.5"), key, 1)]
     if kind is bool:

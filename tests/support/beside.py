@@ -144,7 +144,6 @@ def net():
 
 def running(input_shape):
     """A compiled net whose loss goes on with what it has seen."""
-    layers = [keras.Input(input_shape), keras.layers.Dense(8, "tanh"), keras.layers.Dense(2)]
-    model = drawn(keras.Sequential(layers))
+    model = drawn(keras.Sequential([keras.Input(input_shape), keras.layers.Dense(8, "tanh"), keras.layers.Dense(2)]))
     model.compile(keras.optimizers.SGD(0.05), Running())
     return model

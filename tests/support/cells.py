@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
-from fitted import assert_same, assert_same_weights, fitted
+from loops import assert_same, assert_same_weights, fitted
 from tensorflow.python.eager import context
 
 from pipeline import strategies

@@ -29,8 +29,7 @@ def model(input_shape):
 
 def arrays(examples=45, validation=13):
     """Examples that divide evenly over nothing."""
-    random = np.random.default_rng(3)
-    x = random.normal(size=(examples + validation, 5)).astype("float32")
+    x = np.random.default_rng(3).normal(size=(examples + validation, 5)).astype("float32")
     y = (x.sum(axis=1) > 0).astype("int32") + (x[:, 0] > 1)
     return (x[:examples], y[:examples]), (x[examples:], y[examples:])
 

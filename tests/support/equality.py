@@ -22,24 +22,16 @@ def last(folder: Path, kind: str) -> dict[str, Any]:
     return logged(folder, kind)[-1]
 
 
-def is_bare(result: dict[str, Any]) -> bool:
-    return result["status"] == "FINISHED" and not result["oversubscribed"]
-
-
-def stood_still(folder: Path) -> bool:
-    """True if TensorFlow parted the processes, as where a machine stands still for ten seconds: they begin again."""
-    errors = [event["error"].lower() for event in logged(folder, "failed")]
-    return bool(errors) and all("heartbeat" in error for error in errors)
-
-
 def sweep(pipeline, points: int, *arguments: str) -> dict[str, list[Path]]:
     """Runs a sweep with one device in it; returns the folders of its runs by what else was swept."""
     ran: Ran = pipeline("-m", *QUICK, *STEPS, f"--config-dir={CONF}", *arguments, timeout=900).ok()
-    finished = [result for result in ran.results if result["status"] == "FINISHED"]
-    assert len(finished) == points, ran.out
-    told = [folder for folder in ran.run_folders if not stood_still(folder)]
-    results = [json.loads((folder / "result.json").read_text()) for folder in told]
-    assert [result["notes"] for result in results if is_bare(result) and result["notes"]] == []
+    assert len([result for result in ran.results if result["status"] == "FINISHED"]) == points, ran.out
+    for folder in ran.run_folders:
+        result = json.loads((folder / "result.json").read_text())
+        errors = [event["error"].lower() for event in logged(folder, "failed")]
+        # TensorFlow parts processes where a machine stands still for ten seconds: they begin again.
+        stood_still = bool(errors) and all("heartbeat" in error for error in errors)
+        assert stood_still or result["oversubscribed"] or result["status"] != "FINISHED" or result["notes"] == []
     groups: dict[str, list[Path]] = {}
     for folder in ran.run_folders:
         plan = json.loads((folder / "plan.json").read_text())
@@ -54,9 +46,7 @@ def assert_equal(folders: list[Path], tolerance: float = TOLERANCE) -> None:
             np.testing.assert_allclose(ours, reference, atol=tolerance, rtol=0, err_msg=str(folder))
         assert losses(folder) == pytest.approx(losses(one), rel=tolerance, abs=tolerance), folder
         ours, reference = last(folder, "epoch"), last(one, "epoch")
-        for name in ("metrics", "val_metrics"):
-            assert ours[name] == pytest.approx(reference[name], rel=tolerance, abs=tolerance), folder
-        for name in ("loss", "val_loss"):
+        for name in ("metrics", "val_metrics", "loss", "val_loss"):
             assert ours[name] == pytest.approx(reference[name], rel=tolerance, abs=tolerance), folder
         replicas = {digest for event in logged(folder, "finished") for digest in event["weights"]}
         assert len(replicas) == 1, f"replicas differ in {folder}"

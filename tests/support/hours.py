@@ -75,8 +75,7 @@ def hour(rng: np.random.Generator, noise: Noise) -> tuple[list[Foretold], float]
     for number in range(ROUNDS):
         order = WORKERS if number % 2 else WORKERS[::-1]
         for case in [_case(workers, int(size)) for size in rng.permutation(SEEN) for workers in order]:
-            repeats = machine.run(_seconds(case, off[case]))
-            seen.append((case, repeats))
+            seen.append((case, machine.run(_seconds(case, off[case]))))
         for size in map(int, rng.permutation(UNSEEN)):
             one = _case(1, size)
             timed = predict.one_run(one, machine.timed(_seconds(one, off[one])))

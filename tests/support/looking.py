@@ -109,8 +109,6 @@ def model(layer="none", loss="sparse_categorical_crossentropy", dropout=0.0):
     x = looking(name="looking")(x) if looking else x
     outputs = keras.layers.Dense(10, activation=None if loss == "pairs" else "softmax", name="after")(x)
     made = keras.Model(inputs, outputs)
-    if loss == "pairs":
-        made.compile(keras.optimizers.SGD(0.05), pairs)
-    else:
-        made.compile(keras.optimizers.SGD(0.05), loss, metrics=["accuracy"])
+    over_pairs = loss == "pairs"
+    made.compile(keras.optimizers.SGD(0.05), pairs if over_pairs else loss, metrics=[] if over_pairs else ["accuracy"])
     return made

@@ -9,7 +9,6 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops import testing
 
 
 def numbered(examples=245, validation=61, shape=(8, 8, 1), classes=10, seed=3):
@@ -72,13 +71,10 @@ def two_headed_data(examples=101, weighted=False):
     random = np.random.default_rng(5)
     x = {name: random.normal(size=(examples, 4)).astype("float32") for name in ("left", "right")}
     kind = random.integers(0, 3, examples).astype("int32")
-    size = (x["left"].sum(axis=1, keepdims=True) * 0.5).astype("float32")
-    y = {"kind": kind, "size": size}
-    if not weighted:
-        return (x, y), (x, y)
+    y = {"kind": kind, "size": (x["left"].sum(axis=1, keepdims=True) * 0.5).astype("float32")}
     weight = random.uniform(0.5, 2.0, examples).astype("float32")
-    weights = {"kind": weight, "size": weight}
-    return (x, y, weights), (x, y, weights)
+    part = (x, y, {"kind": weight, "size": weight}) if weighted else (x, y)
+    return part, part
 
 
 def masked():
@@ -176,38 +172,25 @@ class Meddling(keras.callbacks.Callback):
             self.model.set_weights([np.zeros_like(weight) for weight in self.model.get_weights()])
 
 
-class Recording(keras.callbacks.Callback):
-    def __init__(self, path):
-        super().__init__()
-        self._path = Path(path)
+def recording(path):
+    """A callback that writes which hooks it saw, with what."""
 
-    def _note(self, hook, detail):
-        with self._path.open("a") as lines:
+    def note(hook, detail):
+        with Path(path).open("a") as lines:
             lines.write(f"{hook} {detail}\n")
 
-    def on_train_begin(self, logs=None):
-        self._note("train_begin", self.params["epochs"])
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._note("epoch_begin", epoch)
-
-    def on_train_batch_end(self, batch, logs=None):
-        self._note("batch_end", f"{batch} {sorted(logs)}")
-
-    def on_epoch_end(self, epoch, logs=None):
-        self._note("epoch_end", f"{epoch} {sorted(logs)}")
-
-    def on_train_end(self, logs=None):
-        self._note("train_end", "")
+    callback = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: note("train_begin", callback.params["epochs"]),
+        on_epoch_begin=lambda epoch, logs: note("epoch_begin", epoch),
+        on_train_batch_end=lambda batch, logs: note("batch_end", f"{batch} {sorted(logs)}"),
+        on_epoch_end=lambda epoch, logs: note("epoch_end", f"{epoch} {sorted(logs)}"),
+        on_train_end=lambda logs: note("train_end", ""),
+    )
+    return callback
 
 
-class Removing(keras.callbacks.Callback):
-    def __init__(self, path):
-        super().__init__()
-        self._path = Path(path)
-
-    def on_epoch_end(self, epoch, logs=None):
-        shutil.rmtree(self._path, ignore_errors=True)
+def removing(path):
+    return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: shutil.rmtree(path, ignore_errors=True))
 
 
 class Failing(keras.callbacks.Callback):
@@ -376,20 +359,6 @@ def steep():
 
 def steep_data():
     return (np.ones((64, 1), "float32"), np.ones((64, 1), "float32")), None
-
-
-def sleepy(examples=128, milliseconds=2.0):
-    """A data set whose `map` takes long for each example and computes nothing."""
-
-    def waiting(x, y):
-        return x, y
-
-    def part(count):
-        x = np.arange(count * 16, dtype="float32").reshape(count, 16) / (count * 16)
-        made = tf.data.Dataset.from_tensor_slices((x, np.arange(count, dtype="int32") % 4))
-        return made.apply(testing.sleep(int(1000 * milliseconds))).map(waiting)
-
-    return part(examples), part(8)
 
 
 @keras.saving.register_keras_serializable("tests")

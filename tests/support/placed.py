@@ -135,8 +135,7 @@ def examples(name):
         # A last batch of 5 examples, of which some micro-batch has none.
         words, labels = words[:197], (words[:197] % 10)
         weights = {"each": generator.random((197, 16), np.float32), "all": generator.random(197, np.float32)}
-        numbers = generator.random((197, 4), np.float32)
-        return (words, numbers), {"each": labels, "all": labels[:, 0]}, weights
+        return (words, generator.random((197, 4), np.float32)), {"each": labels, "all": labels[:, 0]}, weights
     return generator.random((EXAMPLES, 12, 12, 1), np.float32), generator.integers(0, 10, EXAMPLES).astype(np.int32)
 
 

@@ -1,8 +1,9 @@
-"""A run that never was, and what a terminal shows of it."""
+"""Runs that never were: what a terminal shows of one, and what others have written, to compare and predict from."""
 
 import io
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,15 @@ from pipeline.views.terminal.live import Progress
 from pipeline.views.terminal.result import result_table
 
 Timed = tuple[float, events.Event]
+VERSIONS = {"keras": "3", "tensorflow": "2"}
+PARAMETERS = 1_000_000
+ASKED = ("strategy=multi_worker", "model=mlp", "data=digits")
+COMPARED = {"strategy": "mirrored", "workers": 2, "model_build": {"_target_": "pipeline.models.mlp", "hidden": [8]}}
+RESULT = {
+    "status": "FINISHED", "strategy": "mirrored", "workers": 2, "model": "mlp", "data": "digits", "scaling": "weak",
+    "precision": "float32", "machine": "here", "versions": {"keras": "3"}, "replica_batch": 64, "global_batch": 128,
+    "rehearsal": False, "oversubscribed": False, "val_metrics": {"accuracy": 0.9},
+}  # fmt: skip
 
 
 def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any) -> Plan:
@@ -145,3 +155,41 @@ def a_result(**changes: Any) -> dict[str, Any]:
         "tracking_note": None, "folder": "outputs/runs/2026-11-21_mirrored", "versions": {},
     }  # fmt: skip
     return values | changes
+
+
+def wrote(folder: Path, repeats: list[float], asked: dict[str, Any] | None = None, **result: Any) -> str:
+    """What a run writes: two processes, of which the slower one decides; returns its folder."""
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps(COMPARED | (asked or {})))
+    (folder / "result.json").write_text(json.dumps(RESULT | result))
+    events = [
+        {"event": "measured", "time": 1.0, "group": group, "rank": rank, "repeat": repeat, "examples": speed,
+         "seconds": 1.0 if group == "point" and rank == 0 else 0.5, "calls": [[1, 1.0]]}
+        for repeat, speed in enumerate(repeats) for group in ("baseline", "point") for rank in (0, 1)
+    ]  # fmt: skip
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return str(folder)
+
+
+def ran(
+    output: Path, plan: Plan, seconds: Sequence[float], parameters: int = PARAMETERS, began: float = 0.0, **result: Any
+) -> dict[str, Any]:
+    """Writes what a run of `plan` writes, whose repeats had steps of so many seconds."""
+    folder = output / "runs" / f"{len(list(output.glob('runs/*')))}_{plan.strategy.name}"
+    folder.mkdir(parents=True)
+    examples = plan.workers * plan.training.replica_batch
+    speeds = sorted(examples / each for each in seconds)
+    wrote = {
+        "status": "FINISHED", "parameters": parameters, "examples_per_second": speeds[len(speeds) // 2],
+        "rehearsal": plan.hardware.rehearsal, "oversubscribed": plan.hardware.oversubscribed, "versions": VERSIONS,
+    } | result  # fmt: skip
+    measured = [
+        {"event": "measured", "time": began + 0.5, "group": "point", "rank": rank, "repeat": repeat,
+         "examples": examples, "seconds": each, "calls": [[1, each]]}
+        for repeat, each in enumerate(seconds) for rank in plan.leaders
+    ]  # fmt: skip
+    events = [{"event": "built", "time": began, "group": "point", "rank": 0, "train_examples": 1_000_000}, *measured]
+    (folder / "plan.json").write_text(plan.to_json())
+    (folder / "result.json").write_text(json.dumps(wrote))
+    (folder / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+    return wrote

@@ -13,8 +13,7 @@ from pipeline.data.examples import Broken, Examples, Leaf, Segment
 
 
 def arrays(examples=200, validation=40, seed=5, classes=4):
-    random = np.random.default_rng(seed)
-    x = random.random((examples + validation, 4, 4, 1)).astype("float32")
+    x = np.random.default_rng(seed).random((examples + validation, 4, 4, 1)).astype("float32")
     y = (np.arange(examples + validation) % classes).astype("int32")
     held = (x[examples:], y[examples:]) if validation else None
     return (x[:examples], y[:examples]), held

@@ -276,8 +276,7 @@ class Classifier(keras.Model):
         with tf.GradientTape() as tape:
             loss = ops.stack([self.loss_of(x, y)])
         variables = self.outer.trainable_variables
-        gradients = [jacobian[0] for jacobian in tape.jacobian(loss, variables)]
-        self.optimizers["outer"].apply(gradients, variables)
+        self.optimizers["outer"].apply([jacobian[0] for jacobian in tape.jacobian(loss, variables)], variables)
         return loss[0]
 
     def sharpness_aware(self, x, y):

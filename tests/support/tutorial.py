@@ -1,14 +1,19 @@
-"""TensorFlow's tutorial "Multi-worker training with Keras", one of its processes: `python tutorial.py STEPS FOLDER`.
+"""TensorFlow's tutorials of training on several processes, as a person types them; prints JSON in the last line.
 
-Prints a JSON line, its last: the error of Keras's own `fit`, and the histories of ours.
+`python tutorial.py STEPS FOLDER` is one of the processes of "Multi-worker training with Keras"; `python tutorial.py` is
+"Parameter server training with ParameterServerStrategy", its cluster of two workers and two servers in this process,
+and its Model.fit part. Each comes to the error of Keras's own `fit`, and the histories of ours.
 """
 
 import json
+import os
 import sys
+from functools import partial
 
 import keras
 import numpy as np
 import tensorflow as tf
+from ports import reserved_ports
 
 import pipeline
 from pipeline.data import mnist5k
@@ -89,7 +94,7 @@ def from_backup(strategy, folder):
     return histories[0], histories[2]
 
 
-def main(steps, folder):
+def multi_worker(steps, folder):
     assert loopback.listen_on_loopback_only()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     rank = strategy.cluster_resolver.task_id
@@ -113,8 +118,63 @@ def main(steps, folder):
     told["whole"], told["rest"] = from_backup(strategy, folder)
     told["different"] = refused(lambda: pipeline.fit(model, **(arrays() | {"epochs": 2 + rank})))
     told["unknown"] = refused(lambda: pipeline.fit(model, data.take(9).filter(lambda x, y: True), verbose=0))
-    print(json.dumps(told), flush=True)
+    return told
+
+
+def create_in_process_cluster(num_workers, num_ps):
+    """The tutorial's: servers in this process, and the resolver that knows them."""
+    loopback.listen_on_loopback_only()
+    with reserved_ports(num_workers + num_ps) as ports:
+        addresses = [f"localhost:{port}" for port in ports]
+    cluster_dict = {"worker": addresses[:num_workers], "ps": addresses[num_workers:]}
+    cluster_spec = tf.train.ClusterSpec(cluster_dict)
+    # Workers need some inter_ops threads to work properly.
+    worker_config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=num_workers + 1)
+    for job, addresses in cluster_dict.items():
+        for task in range(len(addresses)):
+            tf.distribute.Server(cluster_spec, job_name=job, task_index=task, config=worker_config, protocol="grpc")
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(cluster_spec, rpc_layer="grpc")
+
+
+def parameter_server():
+    resolver = create_in_process_cluster(2, 2)
+    partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(256 << 10, max_shards=2)
+    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
+
+    x = tf.random.uniform((10, 10))
+    # A column, unlike in the tutorial: Keras 3 adds no axis to a vector, on one device either.
+    y = tf.random.uniform((10, 1))
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(10).repeat().batch(64).prefetch(2)
+
+    with strategy.scope():
+        model = keras.models.Sequential([keras.layers.Dense(10)])
+        model.compile(keras.optimizers.SGD(), loss="mse", steps_per_execution=10)
+
+    said = {"keras": refused(lambda: model.fit(dataset, epochs=5, steps_per_epoch=20, verbose=0))}
+    said["tutorial"] = pipeline.fit(model, dataset, epochs=5, steps_per_epoch=20, verbose=0).history
+    said["updates"] = int(model.optimizer.iterations.numpy())
+
+    (images, digits), held_out = mnist5k()
+    with strategy.scope():
+        hidden = keras.layers.Conv2D(8, 3, strides=2, activation="relu")
+        outputs = [keras.layers.Flatten(), keras.layers.Dense(10)]
+        net = keras.Sequential([keras.layers.Input(images.shape[1:]), hidden, *outputs])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        net.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
+    stop = keras.callbacks.EarlyStopping(monitor="loss", min_delta=100.0, patience=1)
+    fit = partial(pipeline.fit, net, verbose=0)
+    said["digits"] = fit(images, digits, batch_size=32, epochs=2, validation_data=held_out).history
+    said["stopped"] = fit(images[:320], digits[:320], epochs=5, callbacks=[stop]).history
+    said["net_updates"] = int(net.optimizer.iterations.numpy())
+    batches = tf.data.Dataset.from_tensor_slices((images[:245], digits[:245])).batch(32)
+    said["batches"] = fit(batches, epochs=2, class_weight={digit: 1.0 + digit for digit in range(10)}).history
+    said["unknown"] = refused(lambda: fit(batches.filter(lambda x, y: True)))
+    said["predicted"] = float(np.mean(np.argmax(net(held_out[0]), -1) == held_out[1]))
+    return said
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    print(json.dumps(multi_worker(int(sys.argv[1]), sys.argv[2]) if sys.argv[1:] else parameter_server()), flush=True)
+    if not sys.argv[1:]:
+        # Servers have no end of their own.
+        os._exit(0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compared_runs import wrote
+from shown_runs import wrote
 
 from pipeline.analyze import history
 from pipeline.commands.results import report as main

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from compared_runs import wrote
+from shown_runs import wrote
 
 from pipeline.analyze import comparable
 from pipeline.analyze.comparable import Marks

@@ -18,7 +18,7 @@ import tensorflow as tf
 import tutorial
 import two_devices  # noqa: F401 # which are this process's
 from conftest import ROOT, sampled
-from fitted import assert_same, assert_same_weights, by_keras, fitted
+from loops import assert_same, assert_same_weights, by_keras, fitted
 from ports import reserved_ports
 
 import pipeline
@@ -476,8 +476,8 @@ def test_the_multi_worker_tutorial_trains_on_two_processes_what_one_device_train
 
 @pytest.mark.slow
 def test_the_parameter_server_tutorial_s_fit_trains_and_counts_every_step():
-    told = scripts.came("servers", timeout=240)
-    assert told["keras"].startswith("To use this dataset, you need to pass this dataset to ClusterCoordinator")
+    told = scripts.came("tutorial", timeout=240)
+    assert "To use this dataset, you need to pass this dataset to ClusterCoordinator" in told["keras"]
     losses = told["tutorial"]["loss"]
     assert len(losses) == 5
     assert losses[-1] < losses[0]

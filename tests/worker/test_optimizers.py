@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import sampled
-from fitted import assert_same, assert_same_weights, by_keras, fitted
+from loops import assert_same, assert_same_weights, by_keras, fitted
 from two_devices import DEVICES
 
 from pipeline import strategies

@@ -39,7 +39,7 @@ def test_callbacks_run_once_in_keras_order_and_every_worker_obeys(pipeline, tmp_
     notes, meddled = tmp_path / "notes.txt", tmp_path / "meddled.txt"
     ran = pipeline(
         *QUICK, *layout, *OWN, "train.epochs=4", "train.replica_batch=32", "train.steps_per_call=3",
-        f"train.callbacks=[{{_target_: own.Recording, path: {notes}}}, {{_target_: own.Meddling, path: {meddled}}}]",
+        f"train.callbacks=[{{_target_: own.recording, path: {notes}}}, {{_target_: own.Meddling, path: {meddled}}}]",
     ).ok()  # fmt: skip
     batches = ["batch_end 2 ['accuracy', 'loss']", "batch_end 3 ['accuracy', 'loss']"]
     ends = [f"epoch_end {epoch} ['accuracy', 'loss', 'val_accuracy', 'val_loss']" for epoch in (0, 1)]
@@ -65,7 +65,7 @@ def test_measuring_changes_nothing_that_training_learns(pipeline, tmp_path):
     ran = pipeline(
         "-m", *QUICK, *layout, *OWN, "measure.steps=0,2,40", "measure.repeats=2", "train.epochs=2",
         "train.replica_batch=16", "train.steps_per_call=3", "+model.build.optimizer=averaged",
-        f"train.callbacks=[{{_target_: own.Recording, path: {notes}}}]",
+        f"train.callbacks=[{{_target_: own.recording, path: {notes}}}]",
     ).ok()  # fmt: skip
     learnt, timed = [], []
     for folder in ran.run_folders:
