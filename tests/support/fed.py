@@ -44,11 +44,10 @@ def made():
 
 def loop_of(replicas, position=BEGINNING):
     """The loop of a strategy over so many devices, on data drawn from a seed."""
-    devices = [f"CPU:{1 + replica}" for replica in range(replicas)]
     kind = tf.distribute.MirroredStrategy if replicas > 1 else lambda names: tf.distribute.OneDeviceStrategy(names[0])
     # TensorFlow takes the sums of a strategy for those of the one before, in which others may have come first.
     tf.distribute.MirroredStrategy._collective_key_base += 100
-    strategy = kind(devices) if replicas else strategies.default()
+    strategy = kind([f"CPU:{1 + replica}" for replica in range(replicas)]) if replicas else strategies.default()
     rng = np.random.default_rng(2)
     arrays = rng.normal(size=(EXAMPLES, 8)).astype("float32"), rng.integers(0, 3, EXAMPLES, "int32")
     return loop_over(made, arrays, strategy, BATCH, seed=3, held_out=arrays, position=position)
