@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import Cluster, Helpers, LaunchError, Line
+from pipeline.launch import Cluster, Helpers, Job, LaunchError, Line
 from pipeline.launch.agents.channel import new_token
 from pipeline.launch.agents.endpoint import Endpoint
 from pipeline.launch.agents.messages import Close
@@ -169,7 +169,7 @@ class DiallingCluster(Cluster, ABC):
         held = self.agents.ports(requests).items()
         return {name: [f"{self.agents.known[name].hello.address}:{port}" for port in ports] for name, ports in held}
 
-    def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
+    def start(self, plan: Plan, group: str, folder: Path) -> Job:
         """Starts a plan's processes by the agents, or goes on with those that an earlier driver has started."""
         taken: Taken = None
         if self._taken.get(group):
@@ -179,8 +179,10 @@ class DiallingCluster(Cluster, ABC):
             # Whatever an earlier driver had besides is over.
             self._taken.clear()
         where = {rank: name for rank, name in self._where(plan).items() if name != self.own_name}
-        if where:
-            self.gather()
+        if self.local is not None and not where:
+            # At once, as others may be waited for first.
+            return self.local.start(plan, group, folder)
+        self.gather()
         job = RemoteJob(self, plan, group, folder, where, taken)
         if taken is None and self.address is not None and self.local is None:
             record = Kept.read(folder) or Kept(self.address, self.token.decode())

@@ -236,7 +236,7 @@ class RemoteJob:
 
     def events(self, timeout: float) -> list[Event]:
         """Returns the events that have come in; waits up to `timeout` seconds for one. Raises `LaunchError`."""
-        if self._pending or (self._here is None and self._cluster.local is not None):
+        if self._pending:
             self._start_pending()
         sources = [] if self._here is None else self._here.sources()
         self._agents.listen_to(sources, 0.0 if self._waiting else min(timeout, POLL_SECONDS))

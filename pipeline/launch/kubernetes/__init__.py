@@ -15,10 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import LaunchError, options_of
+from pipeline.launch import Job, LaunchError, options_of
 from pipeline.launch.agents.dialling import DiallingCluster, with_port
 from pipeline.launch.agents.messages import Close
-from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.kubernetes import jobset
 from pipeline.launch.kubernetes.client import GONE, Client, Follower
 from pipeline.plan.machine import Machine
@@ -91,7 +90,7 @@ class KubernetesCluster(DiallingCluster):
         objects = jobset.manifests(pods, self._options, plan.launch, dialled, method)
         return "".join(f"# {line}\n" for line in lines) + jobset.to_yaml(objects).rstrip()
 
-    def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
+    def start(self, plan: Plan, group: str, folder: Path) -> Job:
         """Starts a plan's processes by the agents of its pods; makes the pods if they are not there."""
         self._since, self._sentence = time.monotonic(), ""
         if not self._taken.get(group):

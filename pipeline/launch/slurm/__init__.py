@@ -18,10 +18,10 @@ from pathlib import Path
 from subprocess import DEVNULL
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import Cancelled, LaunchError, options_of, this_machine
+from pipeline.launch import Cancelled, Job, LaunchError, options_of, this_machine
 from pipeline.launch.agents.dialling import DiallingCluster, reached_from, with_port
 from pipeline.launch.agents.messages import Close
-from pipeline.launch.agents.remote import POLL_SECONDS, Known, RemoteJob
+from pipeline.launch.agents.remote import POLL_SECONDS, Known
 from pipeline.launch.mpi import SLURM, place_of
 from pipeline.launch.slurm import queue
 from pipeline.launch.slurm.script import SlurmOptions, batch_script, check, clean, srun
@@ -210,7 +210,7 @@ class SlurmCluster(DiallingCluster):
                 self._step.terminate()
                 self._step.wait()
 
-    def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
+    def start(self, plan: Plan, group: str, folder: Path) -> Job:
         """Starts a plan's processes by the agents."""
         if group == POINT and not self._taken.get(POINT):
             write_json(folder / queue.FILE, self._mine())
