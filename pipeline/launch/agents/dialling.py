@@ -5,7 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
@@ -46,7 +46,8 @@ class DiallingCluster(Cluster, ABC):
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str], token: bytes | None = None) -> None:
         self.config, self.environ = config, environ
-        self.agents = Agents(token or new_token())
+        # The secret by which agents prove that they are this command's.
+        self.token = token or new_token()
         # HOST:PORT that agents dial, once they were begun; empty where they are dialled.
         self.address: str | None = None
         self.say: Callable[[str], None] = lambda text: None
@@ -57,10 +58,10 @@ class DiallingCluster(Cluster, ABC):
         self._unheard: Agents | None = None
         self._last: Sequence[Known] = ()
 
-    @property
-    def token(self) -> bytes:
-        """The secret by which agents prove that they are this command's."""
-        return self.agents.endpoint.token
+    @cached_property
+    def agents(self) -> Agents:
+        """The driver's end of all channels; what encrypts them takes a moment to import, which a plan does not need."""
+        return Agents(self.token)
 
     @abstractmethod
     def listens_at(self) -> str:
@@ -107,7 +108,8 @@ class DiallingCluster(Cluster, ABC):
         if (record := Kept.read(folder)) is None:
             return False
         self.agents.endpoint.close()
-        self.agents = Agents(record.token.encode())
+        self.token = record.token.encode()
+        self.agents = Agents(self.token)
         self._taken = {group: list(map(self.agents.number, numbers)) for group, numbers in record.jobs.items()}
         self._begun = True
         self.address = self._listen(record.address)
@@ -203,7 +205,8 @@ class DiallingCluster(Cluster, ABC):
 
     def close(self, code: int) -> None:
         """Tells the agents to end, and ends what was begun."""
-        self.agents.close(code)
+        if "agents" in vars(self):
+            self.agents.close(code)
         if self._unheard is not None:
             self._unheard.endpoint.close()
         if self._begun and not self.agents.left:
