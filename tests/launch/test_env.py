@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import QUICK, Ran, UnderWay, final_losses, launched, left_behind, until
@@ -17,7 +18,7 @@ from pipeline.config.schema import ClusterConfig
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError
 from pipeline.launch.agents.agent import on_cores
-from pipeline.launch.env import tasks_of
+from pipeline.launch.env import EnvCluster, tasks_of
 from pipeline.launch.mpi import Meeting, MpiCluster
 from pipeline.plan.machine import Machine
 from pipeline.plan.planning import make
@@ -187,6 +188,15 @@ def test_a_plan_has_a_process_for_each_task_and_refuses_more():
         make(config("parameter_server", "4cpu"), machine("worker", "ps"))
     with pytest.raises(UserError, match="Expected no more parameter servers than the 0"):
         make(config("parameter_server", "4cpu"), machine("chief", "worker", "worker"))
+
+
+def test_what_this_task_runs_alone_starts_at_once_and_opens_no_channel(tmp_path):
+    cluster = EnvCluster(ClusterConfig("env"), said({"worker": ["127.0.0.1:1", "127.0.0.1:2"]}))
+    cluster.local = SimpleNamespace(start=lambda *arguments: arguments, close=lambda code: None)
+    plan = make(config("one_device", "1cpu"), Machine("host", (0,), 16.0, "A processor"))
+    assert cluster.start(plan, "baseline", tmp_path) == (plan, "baseline", tmp_path)
+    cluster.close(0)
+    assert "agents" not in vars(cluster)
 
 
 def test_cores_that_a_host_has_not_are_those_that_it_has():

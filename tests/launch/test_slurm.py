@@ -240,6 +240,7 @@ def slurm_options(**options: object) -> SlurmOptions:
 @pytest.mark.parametrize(("options", "words"), [
     ({"nodes": 2, "tasks": 3}, "Expected tasks that divide evenly over 2 nodes, received 3."),
     ({"extra": ["--nodes=3"]}, "received --nodes=3. Try cluster.options.nodes"),
+    ({"extra": ["high"]}, "Expected cluster.options.extra to be options of sbatch, received \\['high'\\]."),
 ])  # fmt: skip
 def test_options_that_no_job_can_have_are_refused_in_words(options, words):
     with pytest.raises(LaunchError, match=words):

@@ -325,7 +325,7 @@ class Lines:
     """
 
     def __init__(self, plan: Plan, group: str, ranks: Iterable[int], folder: Path) -> None:
-        # Those that others have left are sent first, see `unheard`. Names are in the order of time.
+        # Those that others have left are sent first, see `messages.unheard`. Names are in the order of time.
         self._left, name, self._own = list[Path](), f"unheard-{time.time_ns()}.jsonl", folder
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         if plan.checkpoint.folder is not None and group == "point" and 0 in ranks:

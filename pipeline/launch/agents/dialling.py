@@ -73,6 +73,11 @@ class DiallingCluster(Cluster, ABC):
     def check(self, absent: int) -> None:
         """Raises `LaunchError` where so many agents have not dialled yet and it is known that they will not."""
 
+    def missing(self, names: Sequence[str]) -> str:
+        """Starts agents that are needed anew where that can be done; says what a user can do about them."""
+        received, instead = f"nothing for {DIAL_SECONDS:g} s", "again once it can be reached"
+        return str(LaunchError(f"{' and '.join(names)} to answer", received, instead))
+
     def end(self) -> None:
         """Ends what was begun, once all agents were told to end."""
 
@@ -248,11 +253,6 @@ class DiallingCluster(Cluster, ABC):
                 f"a plan for the {hosts} hosts of the cluster", f"one for {needed}", f"hardware.hosts={hosts}"
             )
         return {process.rank: names[process.host % len(names)] for process in plan.processes}
-
-    def missing(self, names: Sequence[str]) -> str:
-        """Starts agents that are needed anew where that can be done; says what a user can do about them."""
-        received, instead = f"nothing for {DIAL_SECONDS:g} s", "again once it can be reached"
-        return str(LaunchError(f"{' and '.join(names)} to answer", received, instead))
 
 
 def with_port(address: str, port: str = "0") -> str:

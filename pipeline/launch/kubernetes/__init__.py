@@ -101,13 +101,11 @@ class KubernetesCluster(DiallingCluster):
             if not enough:
                 self._make(needed, plan.launch)
         self.return_seconds = RETURN_SECONDS if plan.launch.elastic else self._options.timeout
-        named = plan.checkpoint
-        theirs, before = (self._folder(each, folder) for each in (named.folder, named.before))
+        part, name_in_pods = plan.checkpoint, partial(self._folder, run=folder)
+        checkpoint = replace(part, folder=name_in_pods(part.folder), before=name_in_pods(part.before))
         # On any of a pod's cores, which are a share of time.
         processes = tuple(replace(process, cores=()) for process in plan.processes)
-        return super().start(
-            replace(plan, processes=processes, checkpoint=replace(named, folder=theirs, before=before)), group, folder
-        )
+        return super().start(replace(plan, processes=processes, checkpoint=checkpoint), group, folder)
 
     def returns(self, ends: bool) -> str | None:
         """Once a pod is taken away, whose processes have saved a checkpoint, in another that is made in its place."""
