@@ -151,12 +151,7 @@ def line_of(planned: Plan, prediction: Prediction, now: float) -> PredictionLine
 
 
 def scored(lines: Sequence[PredictionLine], identity: str, measured: float) -> list[Scored]:
-    """Returns the predictions of the plan with that identity, each number once, with how far off each was.
-
-    >>> line = PredictionLine(identity="a", examples_per_second=110.0, low=90.0, high=130.0)
-    >>> [(made.error, made.held) for made in scored([line, line], "a", measured=100.0)]
-    [(0.1, True)]
-    """
+    """Returns the predictions of the plan with that identity, each number once, with how far off each was."""
     distinct = {(line.examples_per_second, line.low, line.high): line for line in lines if line.identity == identity}
     predictions = []
     for line in distinct.values():
@@ -170,13 +165,7 @@ def _fields(predicted: Predicted) -> dict[str, Any]:
 
 
 def score(results: Sequence[Result]) -> Score:
-    """The score of all predictions of some runs.
-
-    >>> off, held = (Scored(examples_per_second=1.0, low=1.0, high=1.0, error=error, held=error < 0)
-    ...              for error in (0.2, -0.1))
-    >>> score([Result(predictions=(off, held)), Result()])
-    Score(count=2, median_error=0.15, held=0.5)
-    """
+    """The score of all predictions of some runs."""
     predictions = [prediction for result in results for prediction in result.predictions]
     if not predictions:
         return Score()

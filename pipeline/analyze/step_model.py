@@ -172,9 +172,6 @@ def with_wire(rest: float, wire: float, buckets: int) -> float:
     last only at the end, so that the step ends when both are done:
 
         max(rest + wire / buckets, rest (1 + 2 / buckets) / 3 + wire)
-
-    >>> with_wire(3.0, 2.0, buckets=1), with_wire(3.0, 2.0, buckets=4), with_wire(0.3, 2.0, buckets=4)
-    (5.0, 3.5, 2.15)
     """
     return max(rest + wire / buckets, rest * (1 + 2 / buckets) / 3 + wire)
 

@@ -80,20 +80,7 @@ def leaves(kind: Kind, part: Part | None = None) -> dict[str, Field]:
 
 
 def flat(nested: "DataclassInstance", part: Part | None = None) -> dict[str, object]:
-    """The values of nested dataclasses by their names in files; with `part`, those that take part in it.
-
-    >>> @dataclasses.dataclass
-    ... class Inner:
-    ...     size: int = part_of(Part.IDENTITY, name="inner_size")
-    >>> @dataclasses.dataclass
-    ... class Outer:
-    ...     inner: Inner
-    ...     notes: str = part_of()
-    >>> flat(Outer(Inner(3), "none")), flat(Outer(Inner(3), "none"), Part.IDENTITY)
-    ({'inner_size': 3, 'notes': 'none'}, {'inner_size': 3})
-    >>> unflat(Outer, {"inner_size": 3, "notes": "none", "version": 2})
-    Outer(inner=Inner(size=3), notes='none')
-    """
+    """The values of nested dataclasses by their names in files; with `part`, those that take part in it."""
     values: dict[str, object] = {}
     for field in dataclasses.fields(nested):
         value = getattr(nested, field.name)

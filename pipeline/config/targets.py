@@ -50,11 +50,7 @@ def check_allowed(allowed: Sequence[str] | None) -> None:
 
 
 def call(node: Mapping[str, Json], key: str, **given: object) -> Any:
-    """Calls what `node` names with its arguments, and with those of `given` that its signature asks for by name.
-
-    >>> call({"_target_": "fractions.Fraction", "numerator": 3}, "example", denominator=4, colour="red")
-    Fraction(3, 4)
-    """
+    """Calls what `node` names with its arguments, and with those of `given` that its signature asks for by name."""
     function = _import(str(node.get(KEY)), key)
     arguments = {name: value(inner, f"{key}.{name}") for name, inner in node.items() if name != KEY}
     return function(**{name: given[name] for name in _asked(function) if name in given}, **arguments)

@@ -107,11 +107,7 @@ def floats(array: Array, dtype: DTypeLike, name: str) -> Array:
 
 
 def whole(arrays: Sequence[Array], name: str) -> list[Array]:
-    """Returns arrays of whole numbers as int32 where that holds all of them, else as int64. Raises `DataError`.
-
-    >>> [array.dtype.name for array in whole([np.array([1]), np.array([3_000_000_000])], "y")]
-    ['int64', 'int64']
-    """
+    """Returns arrays of whole numbers as int32 where that holds all of them, else as int64. Raises `DataError`."""
     for array in arrays:
         if (over := lost(array, np.int64)) is not None:
             instead = f"{name}.astype('float32'), or numbers below {2**63}"

@@ -144,11 +144,7 @@ class Frame:
 
 
 def framed(data: bytes) -> bytes:
-    """One record with its length and its checksums.
-
-    >>> [frame.data for frame in frames(io.BytesIO(framed(b"one") + framed(b"two")))]
-    [b'one', b'two']
-    """
+    """One record with its length and its checksums."""
     length = struct.pack("<Q", len(data))
     return b"".join((length, _checksum(length), data, _checksum(data)))
 
@@ -186,11 +182,7 @@ def _length(header: bytes) -> int | None:
 
 
 def example(features: Mapping[str, bytes | Iterable[bytes] | np.ndarray]) -> bytes:
-    """A `tf.train.Example`, serialized: bytes and lists of them as a bytes list, floats as floats, integers as int64.
-
-    >>> parsed(example({"x": np.array([0.5, 2.0], np.float32), "y": np.array(3)}))
-    {'x': [0.5, 2.0], 'y': [3]}
-    """
+    """A `tf.train.Example`, serialized: bytes and lists of them are a bytes list, integers int64, others floats."""
     entries = []
     for name, value in sorted(features.items()):
         if not isinstance(value, np.ndarray):

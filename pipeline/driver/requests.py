@@ -232,12 +232,7 @@ def most_at_once(requests: Requests, session: Session) -> int:
 
 
 def fingerprint(config: Config) -> str:
-    """Identifies a run: two configs with the same fingerprint are the same run.
-
-    >>> one = Config(workers=2)
-    >>> [fingerprint(one) == fingerprint(other) for other in (Config(workers=2, output_dir="there"), Config(workers=4))]
-    [True, False]
-    """
+    """Identifies a run: two configs with the same fingerprint are the same run."""
     # As 0.1.0 had them: no workers and one host where none are named, one engine and collective, no hosts of a cluster.
     hardware = replace(config.hardware, hosts=config.hardware.hosts or 1)
     values: dict[str, Any] = asked(replace(config, hardware=hardware), Part.POINT)

@@ -304,23 +304,7 @@ Seconds = Annotated[float, option("seconds above 0", "600", gt=0, lt=1e9)]
 
 
 def options_of(config: ClusterConfig, kind: type[Kind]) -> Kind:
-    """The options of a config, the others with their defaults. Raises `LaunchError` for the first that is wrong.
-
-    >>> @dataclasses.dataclass
-    ... class Waits:
-    ...     timeout: float = 60.0
-    ...     hosts: Annotated[int, option("1 or more hosts", "2", ge=1)] = 1
-    >>> options_of(ClusterConfig("mine", options={"timeout": 5}), Waits)
-    Waits(timeout=5.0, hosts=1)
-    >>> options_of(ClusterConfig("mine", options={"timeout": "soon"}), Waits)
-    Traceback (most recent call last):
-    pipeline.launch.LaunchError: Expected cluster.options.timeout to be a number, received soon. \
-Try cluster.options.timeout=60.0.
-    >>> options_of(ClusterConfig("mine", options={"hosts": 0}), Waits)
-    Traceback (most recent call last):
-    pipeline.launch.LaunchError: Expected cluster.options.hosts to be 1 or more hosts, received 0. \
-Try cluster.options.hosts=2.
-    """
+    """The options of a config, the others with their defaults. Raises `LaunchError` for the first that is wrong."""
     defaults: Any = kind()
     names = [field.name for field in dataclasses.fields(defaults)]
     for key, value in config.options.items():

@@ -218,12 +218,7 @@ class MpiCluster(DiallingCluster):
 
 
 def place_of(variables: Variables, environ: Mapping[str, str]) -> Place | None:
-    """Reads `environ`; None if this process was not started by this launcher. Raises `LaunchError`.
-
-    >>> given = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
-    >>> place_of(SLURM, given)
-    Place(job='7', rank=1, size=2, local_rank=0, local_size=None)
-    """
+    """Reads `environ`; None if this process was not started by this launcher. Raises `LaunchError`."""
     if variables.rank not in environ or variables.size not in environ:
         return None
     names = (variables.rank, variables.size, variables.local_rank, variables.local_size)

@@ -43,11 +43,7 @@ EXPIRE_SECONDS = 2.0
 
 
 def seconds_of(age: str) -> int:
-    """An age in seconds. Raises `LaunchError`.
-
-    >>> seconds_of("90s"), seconds_of("10m")
-    (90, 600)
-    """
+    """An age in seconds. Raises `LaunchError`."""
     if (match := re.fullmatch(r"([1-9]\d{0,3})([smh])", age)) is None:
         raise LaunchError("launch.keep to be a time, as 90s, 10m or 1h", age or "nothing", "launch.keep=10m")
     return int(match[1]) * SECONDS[match[2]]

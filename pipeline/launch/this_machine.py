@@ -104,13 +104,7 @@ def installed_gpus() -> tuple[str, ...]:
 
 
 def visible(gpus: tuple[str, ...], setting: str | None) -> tuple[str, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order. As CUDA does, it stops at an entry that names none.
-
-    >>> visible(("A100", "A100"), "1")
-    ('A100',)
-    >>> visible(("A100", "A100"), "")
-    ()
-    """
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order. As CUDA does, it stops at an entry that names none."""
     if setting is None:
         return gpus
     left: tuple[str, ...] = ()

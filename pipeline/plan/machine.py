@@ -51,12 +51,7 @@ class Machine(Host):
 
 
 def inventory(members: Sequence[Host]) -> Machine:
-    """The hosts of a cluster. What is laid over all of them alike fits the least of them.
-
-    >>> found = inventory([Host("a", (0, 1), 8.0, "A processor"), Host("b", (0,), 16.0, "A processor")])
-    >>> found.hosts, found.cores, found.memory_gib
-    (2, (0,), 8.0)
-    """
+    """The hosts of a cluster. What is laid over all of them alike fits the least of them."""
     fewest, first = min(members, key=lambda host: len(host.cores)), members[0]
     caches = [host.cache_bytes for host in members if host.cache_bytes is not None]
     memory, cache = min(host.memory_gib for host in members), min(caches) if len(caches) == len(members) else None

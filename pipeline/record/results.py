@@ -230,11 +230,7 @@ class Result:
 
 
 def to_values(result: Result) -> dict[str, object]:
-    """The values of result.json: of a refused run the known ones, else all but those that do not apply to it.
-
-    >>> to_values(Result(Ending("REFUSED", "Too few."), Choices(model="mlp")))
-    {'version': 2, 'status': 'REFUSED', 'error': 'Too few.', 'model': 'mlp'}
-    """
+    """The values of result.json: of a refused run the known ones, else all but those that do not apply to it."""
     values, unknown = flat(result), flat(Result())
     absent = ("check", "backend", "collective", "devices", "sample", "seconds_driver", "other_work", *XLA, *ENDED_EARLY)
     left_out = {name for name in absent if values[name] is None}
@@ -246,11 +242,7 @@ def to_values(result: Result) -> dict[str, object]:
 
 
 def from_values(values: Mapping[str, object]) -> Result:
-    """The result of result.json's values, of this version or an earlier one.
-
-    >>> from_values({"status": "FINISHED", "workers": "?", "speedup": 1.5}).speed.speedup
-    1.5
-    """
+    """The result of result.json's values, of this version or an earlier one."""
     fields: dict[str, object] = {}
     for name, leaf in leaves(Result).items():
         with suppress(record.MismatchError, KeyError):

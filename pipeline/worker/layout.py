@@ -74,11 +74,7 @@ class BatchLayout:
         return self.steps_after(0)
 
     def steps_after(self, examples: int) -> int:
-        """Steps left in an epoch of which so many examples are trained.
-
-        >>> BatchLayout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).steps_after(3_840)
-        2
-        """
+        """Steps left in an epoch of which so many examples are trained."""
         if self.last == "left out":
             return min(count // self.share for count in self._left(examples))
         return max(-(-count // self.share) for count in self._left(examples))

@@ -63,12 +63,7 @@ def told(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Returns what an error says in one line, the reason first, then where in a user's own files it came up.
-
-    >>> said = "Exception encountered when calling Reshape.call().\\n\\n\\x1b[1mThe size must stay.\\x1b[0m\\n\\n"
-    >>> reason(ValueError(f"{said}Arguments received by Reshape.call():\\n  • inputs=..."))
-    'ValueError: The size must stay.'
-    """
+    """Returns what an error says in one line, the reason first, then where in a user's own files it came up."""
     error = _raised(error)
     kind, text, place = type(error).__name__, _text(error), _place(error)
     while match := TRACED.match(text) or ABOVE.match(text):

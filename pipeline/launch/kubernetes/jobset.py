@@ -142,13 +142,7 @@ class Pods:
 
     @property
     def roles(self) -> dict[str, list[str]]:
-        """The names that Kubernetes gives the hosts of each role's pods, in order.
-
-        >>> Pods("JobSet", "mine", PodShape(1, 2, 0)).roles
-        {'chief': ['mine-chief-0-0'], 'worker': ['mine-worker-0-0', 'mine-worker-0-1'], 'ps': []}
-        >>> Pods("Job", "mine", PodShape(1, 2, 0)).hosts
-        ['mine-0', 'mine-1', 'mine-2']
-        """
+        """The names that Kubernetes gives the hosts of each role's pods, in order."""
         counts = {CHIEF: self.shape.chief, WORKER: self.shape.workers, SERVER: self.shape.servers}
         place, in_row = count(), self.kind == "Job"
         return {

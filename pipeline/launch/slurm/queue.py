@@ -216,12 +216,7 @@ class Allocation:
 
 
 def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
-    """The allocation of an environment; None outside of any. Raises `LaunchError`.
-
-    >>> given = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
-    >>> allocation_of(given)
-    Allocation(job='7', nodes=('n1', 'n2'), cores=4, gpus=0, batch=False, restarts=0)
-    """
+    """The allocation of an environment; None outside of any. Raises `LaunchError`."""
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     # Those of the job: SLURM_NODELIST and SLURM_STEP_NODELIST are a step's within one.
     nodes = environ.get("SLURM_JOB_NODELIST")

@@ -185,11 +185,7 @@ def parallel() -> int:
 
 
 def cut(segments: Sequence[Segment], start: int, stop: int) -> tuple[Segment, ...]:
-    """Records `start` to `stop` of all that the segments hold, in their order.
-
-    >>> cut([Segment("a", 3), Segment("b", 5)], 2, 4)
-    (Segment(path='a', records=1, first=2, offset=0, at=0), Segment(path='b', records=1, first=0, offset=0, at=0))
-    """
+    """Records `start` to `stop` of all that the segments hold, in their order."""
     pieces = []
     for segment in segments:
         first, last = max(start, 0), min(stop, segment.records)

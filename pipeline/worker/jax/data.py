@@ -268,9 +268,6 @@ def orders(examples: int, seed: int, epochs: Sequence[int]) -> Iterator[np.ndarr
     """The places of examples in their order, int64 [examples], of each epoch; drawn from `seed` and the epoch alone.
 
     That of `tf.random.experimental.stateless_shuffle`: a Fisher-Yates shuffle whose draws are Philox's words.
-
-    >>> [order.tolist() for order in orders(5, seed=0, epochs=[1, 2])]
-    [[4, 3, 1, 0, 2], [3, 4, 0, 2, 1]]
     """
     numbers = np.array(epochs, np.uint64)[:, None]
     counter = (seed & _WORD, seed >> 32 & _WORD, numbers & _WORD, numbers >> 32 & _WORD)

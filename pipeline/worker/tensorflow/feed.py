@@ -71,9 +71,6 @@ def waits(came: np.ndarray, began: float, ended: float) -> np.ndarray:
     """Seconds that each step of a call waited for its batch, from when batches came, and the call began and ended.
 
     No clock is read between steps, which would stop the device: all take as long as lets the last end with the call.
-
-    >>> waits(np.array([-1.0, 1.0, 5.0]), began=0.0, ended=7.0).tolist()
-    [0.0, 0.0, 1.0]
     """
     if not came.size:
         return came
