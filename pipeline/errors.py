@@ -1,4 +1,4 @@
-"""The one error of a user's making, and its one form."""
+"""The one error of a user's making, its one form, and values as texts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -68,3 +68,14 @@ def first_of(names: Sequence[str], limit: int = 5, between: str = "; ", last: st
     """
     more = f"{last} {len(names) - limit} more" if len(names) > limit else ""
     return between.join(names[:limit]) + more
+
+
+def amount(count: float) -> str:
+    """Bytes in the unit that a person would use.
+
+    >>> [amount(count) for count in (0, 812, 4_799_528, 1_234_567_890, 96 * 2**30)]
+    ['0 B', '812 B', '4.6 MiB', '1.1 GiB', '96 GiB']
+    """
+    power = sum(count / 1024**smaller >= 999.5 for smaller in range(3))
+    scaled = count / 1024**power
+    return f"{scaled:,.{1 if scaled < 9.95 and power else 0}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"

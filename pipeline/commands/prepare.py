@@ -18,12 +18,12 @@ from pipeline.config.schema import PrepareConfig
 from pipeline.data.errors import DataError
 from pipeline.data.folders import expect_data
 from pipeline.data.records import Manifest
-from pipeline.errors import UserError, refuse
+from pipeline.errors import UserError, amount, refuse
 from pipeline.launch import LaunchError, signals, this_machine
 from pipeline.plan.checks import check_numbers, check_path
 from pipeline.prepare import cluster, filling
 from pipeline.views import terminal as show
-from pipeline.views.terminal.words import amount, clean, duration, listed, plural, rate
+from pipeline.views.terminal.words import clean, duration, listed, plural, rate
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,7 +26,7 @@ from pipeline.config.parts import flat
 from pipeline.driver import Tracking
 from pipeline.driver.run_folders import EVENTS, HYDRA_S, LOCK, PLAN, Lock, find
 from pipeline.driver.session import lacks
-from pipeline.errors import UserError, refuse
+from pipeline.errors import UserError, amount, refuse
 from pipeline.launch import standby
 from pipeline.record import log, results
 from pipeline.record.files import SWEEP, read_sweep, read_tracking
@@ -37,7 +37,7 @@ from pipeline.views.mlflow import Tracker, stores
 from pipeline.views.terminal.result import explained_lines
 from pipeline.views.terminal.sweep_table import sweep_table
 from pipeline.views.terminal.verdict_text import Row, compared_lines, pair_text, unlike_text
-from pipeline.views.terminal.words import amount, brackets, duration, listed, plural, times
+from pipeline.views.terminal.words import brackets, duration, listed, plural, times
 
 # What a plan holds that nobody asked for, or that follows from the rest; and each run's own places.
 OF_NO_INTEREST = ("version", "processes", "notes", "machine", "rehearsal", "oversubscribed")

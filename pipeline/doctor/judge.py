@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from pipeline.errors import amount
+
 # In the order in which they are shown. Those of HOST are looked at on each host by itself.
 HOST = (
     "python", "packages", "backend", "gpus", "cores", "memory", "shm", "files", "threads", "disk", "ports", "names",
@@ -33,7 +35,6 @@ SHARE, SHARE_FAULT = 0.8, 0.5
 ROUND_TRIP_SECONDS = 0.005
 # NVIDIA's oldest driver for each CUDA (CUDA's release notes, "CUDA Toolkit and Corresponding Driver Versions").
 DRIVERS = {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}
-UNITS = (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10))
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,7 @@ def memory(host: str, total: int, free: int) -> Finding:
     """Bytes of memory, and those of it that are free."""
     return Finding(
         "memory", host, FAULT if free < LEAST_MEMORY else WARNING if free < MEMORY else FINE,
-        f"{size(free)} of {size(total)} free", f"{size(MEMORY)}",
+        f"{amount(free)} of {amount(total)} free", f"{amount(MEMORY)}",
         "" if free >= MEMORY else "ending what else runs (ps aux --sort=-rss | head), or workers=1",
         {"free_bytes": free, "total_bytes": total},
     )  # fmt: skip
@@ -274,9 +275,9 @@ def shm(host: str, free: int, gpus: int) -> Finding:
     """Free bytes of shared memory, which so many GPUs take part of."""
     required = SHM_OF_GPUS if gpus > 1 else SHM
     few = free < required
-    remedy = f"docker run --shm-size={size(required)[:-2]}, or mount -o remount,size={size(2 * required)[:-2]} /dev/shm"
+    remedy = f"docker run --shm-size={required // MIB}m, or mount -o remount,size={2 * required // MIB}m /dev/shm"
     return Finding(
-        "shm", host, WARNING if few else FINE, f"{size(free)} free in /dev/shm", size(required),
+        "shm", host, WARNING if few else FINE, f"{amount(free)} free in /dev/shm", amount(required),
         remedy.replace(" G", "g").replace(" M", "m") if few else "", {"free_bytes": free},
     )  # fmt: skip
 
@@ -363,13 +364,6 @@ def judge_link(one: str, other: str, link: LinkFacts, link_gbps: float | None) -
         severity, remedy = WARNING, "hosts that are nearer to each other"
         required = f"{required}, {1e3 * ROUND_TRIP_SECONDS:g} ms"
     return Finding("link", pair, severity, text, required, remedy, {"gbps": gbps, "round_trip_ms": round_trip_ms})
-
-
-def size(count: int) -> str:
-    """Bytes in the unit that a person would use: "812 B", "64 MiB", "1.4 GiB"."""
-    unit, of_unit = next((unit for unit in UNITS if count >= unit[1]), ("B", 1))
-    scaled = count / of_unit
-    return f"{scaled:.{1 if scaled < 10 and scaled % 1 >= 0.05 else 0}f} {unit}"
 
 
 def _fits(version: str | None, required: str) -> bool:

@@ -26,7 +26,8 @@ from typing import Any
 import msgspec
 
 from pipeline.doctor import judge
-from pipeline.doctor.judge import FAULT, FINE, WARNING, Accelerator, Expected, Finding, Gpus, size
+from pipeline.doctor.judge import FAULT, FINE, WARNING, Accelerator, Expected, Finding, Gpus
+from pipeline.errors import amount
 from pipeline.launch import this_machine
 from pipeline.launch.this_machine import PCI, holder, pci_devices
 
@@ -135,8 +136,8 @@ def disk(host: str, folder: str) -> Finding:
         speed = None if error else write_mbps(place)
     except OSError as failure:
         error = failure.strerror or str(failure)
-    text = f"{folder}: {size(left)} free{f', {speed:,.0f} MB/s written' if speed else ''}"
-    required, severity = f"{size(ROOM)} free, {WRITE_MBPS:g} MB/s", WARNING
+    text = f"{folder}: {amount(left)} free{f', {speed:,.0f} MB/s written' if speed else ''}"
+    required, severity = f"{amount(ROOM)} free, {WRITE_MBPS:g} MB/s", WARNING
     remedy = f"making space (du -xh {folder} | sort -h | tail), or output_dir=ANOTHER"
     if error:
         severity, text = FAULT, f"{text}, {error}"

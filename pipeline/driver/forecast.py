@@ -15,7 +15,7 @@ from pipeline.driver import Foreseen, RunResult
 from pipeline.driver.session import RunRequest, Session, own_code
 from pipeline.driver.start import planned_on, with_addresses
 from pipeline.driver.watch import RunFailed
-from pipeline.errors import UserError
+from pipeline.errors import UserError, amount
 from pipeline.launch import reach
 from pipeline.plan import planning
 from pipeline.plan import size as sizes
@@ -208,10 +208,10 @@ def too_large(plan: Plan, size: sizes.Size, config: Config, replan: Callable[[Co
         (device.parameters, "of parameters"), (device.gradients, "of gradients"), (device.slots, "of the optimizer"),
         (device.activations or 0, "of activations"), (device.batches, "of batches"),
     )  # fmt: skip
-    of_device = ", ".join(f"{_amount(size)} {what}" for size, what in parts if size)
+    of_device = ", ".join(f"{amount(size)} {what}" for size, what in parts if size)
     return (
         f"Expected a model that fits the {place} under strategy={plan.strategy.name}, received one that takes "
-        f"{_amount(needed)} {whose} ({of_device} on a device). Try {tried}."
+        f"{amount(needed)} {whose} ({of_device} on a device). Try {tried}."
     )
 
 
@@ -257,12 +257,3 @@ def _others(plan: Plan, size: sizes.Size, config: Config) -> Iterator[tuple[str,
     if batch:
         train = replace(config.train, replica_batch=batch, global_batch=None)
         yield f"train.replica_batch={batch}", replace(config, train=train)
-
-
-def _amount(size: int) -> str:
-    """Bytes in words.
-
-    >>> _amount(3 * 2**30), _amount(2**21)
-    ('3 GiB', '2 MiB')
-    """
-    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"

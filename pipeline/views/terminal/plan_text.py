@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from pipeline.analyze.comparable import grouped
 from pipeline.driver import RunResult
+from pipeline.errors import amount
 from pipeline.plan.backends import other
 from pipeline.plan.estimate import Estimate, Exchanged, HostMemory
 from pipeline.plan.plan import REPEAT_SECONDS, Plan
 from pipeline.record.results import Layout
 from pipeline.views.terminal import words
-from pipeline.views.terminal.words import MISSING, amount, clean, columns, listed, plural, ranges
+from pipeline.views.terminal.words import MISSING, clean, columns, listed, plural, ranges
 
 MOST_NAMES = 8  # hosts that are named where they are counted
 SWEEP_HEADER = ("", "strategy", "workers", "memory/device", "exchanged/step", "exchanged/example", "status")

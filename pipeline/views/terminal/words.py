@@ -32,17 +32,6 @@ LABEL = re.compile(r"\w[\w ]{0,9}?\s{2,}(?=\S)")
 COMMAND = "python -m pipeline "  # how a line begins that is to be typed
 
 
-def amount(count: float) -> str:
-    """Bytes in the unit that a person would use.
-
-    >>> [amount(count) for count in (0, 812, 4_799_528, 1_234_567_890, 96 * 2**30)]
-    ['0 B', '812 B', '4.6 MiB', '1.1 GiB', '96 GiB']
-    """
-    power = sum(count / 1024**smaller >= 999.5 for smaller in range(3))
-    scaled = count / 1024**power
-    return f"{scaled:,.{1 if scaled < 9.95 and power else 0}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
-
-
 def rate(value: float) -> str:
     """A positive quantity in three or four digits, or all those before its point.
 
