@@ -38,7 +38,7 @@ STRATEGY_WIDTHS, ROW_WIDTH = (16, 15), 80
 # What a speedup is over, where points are of several engines.
 OWN_BASELINE = "each speedup is over one device under the same engine"
 NUMBERED = re.compile(r" *\d+  ")  # a row that begins with a point's number
-STATUS = r"(?m)(?<= )[A-Z]+$"  # a point's status, at the end of a row
+STATUS = r"(?m)(?<!\S)[A-Z]+$"  # a point's status, at the end of a row
 
 
 def sweep_table(points: Sequence[RunResult], width: int) -> Text:
