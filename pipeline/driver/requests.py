@@ -278,8 +278,8 @@ class Sweep:
         self._entry_of = {(entry.fingerprint, entry.repeat): entry for entry in reversed(self.entries)}
         self._number_of = {entry.fingerprint: entry.place for entry in self.entries}
         # What sweep.json does not list, as where it was lost, may be a run of another config.
-        found = (path.parent.name.partition("_")[0] for path in folder.glob(f"*_*/{EVENTS}"))
-        self._numbers = {*self._number_of.values(), *(int(number) for number in found if number.isdecimal())}
+        prefixes = (path.parent.name.partition("_")[0] for path in folder.glob(f"*_*/{EVENTS}"))
+        self._numbers = {*self._number_of.values(), *(int(number) for number in prefixes if number.isdecimal())}
 
     def entry(
         self, place: int, name: str, about: str, overrides: Sequence[str], repeat: int, composed: Path | None

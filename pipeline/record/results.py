@@ -165,7 +165,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Staleness:
-    """Of an asynchronous training: its staleness in updates, and the steps of each worker."""
+    """The staleness of an asynchronous training in updates, and the steps of each worker."""
 
     staleness_mean: float | None = None
     staleness_max: int | None = None
