@@ -140,7 +140,7 @@ def training_examples(path: str, validation_fraction: float = 0.2, split_seed: i
                     while file.read(1 << 20):
                         pass
     y = _read(where, f"y{ending}")
-    if not y.size:
+    if not y.ndim or not y.size:
         return None
     return len(y) if held_out is not None else len(split_saved(_flat(y), validation_fraction, split_seed)[0])
 
