@@ -110,15 +110,6 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
     return sorted(values)[place], sorted(values, reverse=True)[place]
 
 
-def disagreement(explained: Explanation, efficiency: tuple[float, float, float]) -> list[str]:
-    """Returns a note if the efficiency timed in training differs: load on the machine changed in between."""
-    value, low, high = efficiency
-    if low <= 1 - explained.lost_low and high >= 1 - explained.lost_high:
-        return []
-    both = f"{value:.0%} while training was timed, {1 - explained.lost:.0%} when its loss was explained"
-    return [f"The efficiency was {both}: load changed in between."]
-
-
 def _median(values: Sequence[Any]) -> Any:
     if isinstance(values[0], Mapping):
         return {place: _median([value[place] for value in values]) for place in values[0]}

@@ -178,13 +178,7 @@ def summary_lines(prepared: filling.Prepared, folder: str) -> list[str]:
 
 
 def _classes(manifest: Manifest, split: str) -> str:
-    """Examples of each class, or the fewest and the most where there are many.
-
-    >>> from pipeline.data.records import Shard
-    >>> shard = Shard("a", 3, 9, "", {"0": 1, "1": 2})
-    >>> _classes(Manifest((), {"train": (shard,)}, num_classes=2, class_names=("cat", "dog")), "train")
-    '2 classes: cat 1, dog 2'
-    """
+    """Examples of each class, or the fewest and the most where there are many."""
     counts = manifest.classes(split)
     if len(counts) > CLASSES:
         return f"{len(counts)} classes of {min(counts.values()):,} to {max(counts.values()):,} examples"

@@ -7,7 +7,7 @@ from statistics import median
 
 from msgspec.structs import asdict
 
-from pipeline.analyze import calibration, comparable, explain, measure, step_model
+from pipeline.analyze import calibration, comparable, measure, step_model
 from pipeline.config.parts import unflat
 from pipeline.config.schema import Config
 from pipeline.driver.resume import Handover
@@ -131,9 +131,11 @@ def _notes_on_speed(plan: Plan, measured: Measurements, speed: results.Speed, wa
             f"once with python -m pipeline prepare."
         )
     speedup = [value for value in (speed.speedup, speed.speedup_low, speed.speedup_high) if value is not None]
-    if measured.explained is not None and len(speedup) == 3:
+    if (explained := measured.explained) is not None and len(speedup) == 3:
         middle, low, high = (value / timed for value in speedup)
-        notes += explain.disagreement(measured.explained, (middle, low, high))
+        if low > 1 - explained.lost_low or high < 1 - explained.lost_high:
+            both = f"{middle:.0%} while training was timed, {1 - explained.lost:.0%} when its loss was explained"
+            notes.append(f"The efficiency was {both}: load changed in between.")
     return notes
 
 

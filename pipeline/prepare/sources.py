@@ -304,13 +304,7 @@ class Encoder:
 
 
 def feature(name: str, array: np.ndarray, shape: Sequence[int]) -> Feature:
-    """The feature that stores values of such an array. Raises `DataError` for what no record can hold.
-
-    >>> [feature("x", np.zeros(1, kind), (28, 28)).stored for kind in ("f4", "f8")]
-    ['floats', 'bytes']
-    >>> [feature("x", np.zeros(1, kind), shape).stored for kind, shape in (("u1", ()), ("u1", (3,)), ("i4", (65,)))]
-    ['ints', 'bytes', 'bytes']
-    """
+    """The feature that stores values of such an array. Raises `DataError` for what no record can hold."""
     kind, values = array.dtype, int(np.prod(shape, dtype=np.int64))
     if kind.kind not in "fiub" or kind.itemsize > 8:
         instead = "numbers in its place, such as the places of words in a vocabulary"
