@@ -227,8 +227,9 @@ class Composer:
         if sweep is None:
             check(checked := configs.typed_as(Config, composed, typed))
         folder.mkdir(parents=True, exist_ok=True)
-        # Nothing stays of what starts nothing.
-        if inside and OmegaConf.select(composed, "mode") not in (Mode.plan, Mode.predict):
+        # Nothing stays of what starts nothing. A mode that refers to nothing is refused with its run.
+        mode = OmegaConf.select(composed, "mode", throw_on_resolution_failure=False)
+        if inside and mode not in (Mode.plan, Mode.predict):
             (folder / str(inside)).mkdir(parents=True, exist_ok=True)
             for name, node in (("config", composed), ("hydra", hydra), ("overrides", ListConfig(typed))):
                 OmegaConf.save(node, folder / str(inside) / f"{name}.yaml")

@@ -375,9 +375,12 @@ def test_a_sweep_with_mode_plan_prints_each_plan_and_why_a_point_is_left_out_and
     assert ran.err.startswith("pipeline: Point 1 refused: Expected one point of one_device, which trains on one device")
 
 
-def test_a_sweep_whose_every_point_is_refused_ends_with_two(asked):
-    ran: Ran = asked("-m", "mode=plan", "strategy=mirrored", "hardware=2x1cpu,2x4gpu").failed(2)
-    assert ran.err.count("refused: Expected one host") == 2
+@pytest.mark.parametrize(("typed", "words"), [
+    (("mode=plan", "strategy=mirrored", "hardware=2x1cpu,2x4gpu"), "refused: Expected one host"),
+    (("mode=${nothing}", "workers=1,2"), "refused: Expected mode to refer to a value that exists"),
+])  # fmt: skip
+def test_a_sweep_whose_every_point_is_refused_ends_with_two(asked, typed, words):
+    assert asked("-m", *typed).failed(2).err.count(words) == 2
 
 
 def failures(ran: Ran) -> list[str]:
