@@ -1,6 +1,7 @@
 """Epochs as Keras's `fit` has them: passes over the data, validation every so often, its logs, and its callbacks."""
 
 import contextlib
+import json
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -259,10 +260,12 @@ class KerasHooks(Callbacks):
         recorded = self.model.history
         if self.loop.alone:
             return recorded
-        plain = {name: [np.asarray(one).tolist() for one in values] for name, values in recorded.history.items()}
-        of_first = self._on_all({"epoch": recorded.epoch, "history": plain}, {}).values
+        # As JSON has it, whatever a callback has put there; hooks of others have begun none.
+        own = [recorded.epoch, recorded.history] if self.loop.chief else []
+        text = json.dumps(own, default=lambda value: np.asarray(value).tolist())
+        of_first = self._on_all({"text": text}, {}).values["text"]
         if not self.loop.chief:
-            recorded.epoch, recorded.history = of_first["epoch"], of_first["history"]
+            recorded.epoch, recorded.history = json.loads(of_first)
         return recorded
 
 
