@@ -104,18 +104,20 @@ def on_all(state: State | None, send: Send) -> State | None:
     if state is not None:
         header = json.dumps([state.values, state.kinds]).encode()
         state.write(archive)
-    own = header + archive.getvalue()
-    first, size = (int(length) for length in send(np.array([len(header), len(own)], np.int64)))
+    first, second = (int(size) for size in send(np.array([len(header), len(archive.getbuffer())], np.int64)))
     if not first:
         return None
-    words = np.zeros(-(-size // 8), np.int64)
-    words.view(np.uint8)[: len(own)] = np.frombuffer(own, np.uint8)
+    words = np.zeros(-(-(first + second) // 8), np.int64)
+    text, data, _ = np.split(words.view(np.uint8), [first, first + second])
+    if state is not None:
+        text[:], data[:] = np.frombuffer(header, np.uint8), np.frombuffer(archive.getbuffer(), np.uint8)
     for start in range(0, len(words), PIECE):
         # Numbers without a sign of zero or a NaN of their own: what is sent is what arrives.
         words[start : start + PIECE] = send(words[start : start + PIECE])
-    data = words.view(np.uint8)[:size].tobytes()
-    values, kinds = json.loads(data[:first])
-    return state or State.read(values, kinds, data[first:])
+    if state is None:
+        values, kinds = json.loads(text.tobytes())
+        state = State.read(values, kinds, data.tobytes())
+    return state
 
 
 def _plain(value: object, name: str, arrays: dict[str, np.ndarray]) -> Plain:
