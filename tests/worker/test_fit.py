@@ -330,6 +330,17 @@ def test_callbacks_see_the_batches_that_they_see_in_keras(steps_per_execution: i
         assert len(ours) == len(theirs)
 
 
+def test_a_callback_of_keras_that_saves_every_so_many_batches_saves_those_that_it_saves_in_keras(tmp_path) -> None:
+    saved = []
+    for place, fit in ((tmp_path / "theirs", by_keras), (tmp_path / "ours", fitted)):
+        name = str(place / "{epoch}-{batch}.weights.h5")
+        each = keras.callbacks.ModelCheckpoint(name, save_freq=3, save_weights_only=True)
+        fit(classifier, {**ARRAYS, "epochs": 3, "callbacks": [each]})
+        saved.append(sorted(path.name for path in place.iterdir()))
+    assert saved[0] == saved[1]
+    assert len(saved[0]) == 4
+
+
 @pytest.mark.parametrize("verbose", [0, 1, 2, "auto"])
 def test_keras_own_bar_shows_the_progress(verbose: Any, capsys) -> None:
     history = pipeline.fit(classifier(), X, Y, epochs=2, verbose=verbose)
