@@ -26,7 +26,7 @@ class Collective(Hashable, Protocol[Array]):
         """The number of replicas that add up."""
 
     def sum(self, arrays: Sequence[Array]) -> list[Array]:
-        """The sums over all replicas, which call it in the same order, to the same bits on all, in types and shapes."""
+        """The sums over all replicas, of the same types, shapes and bits on all; all call it in the same order."""
 
     def sent_bytes(self, size: int) -> int:
         """Bytes that a replica sends, on average, for arrays of so many bytes together."""

@@ -128,7 +128,7 @@ def unscaled(optimizer: keras.optimizers.Optimizer) -> None:
 
 def forget(model: keras.Model, forgetful: Callable[[keras.layers.Layer, BlockCall], BlockCall], stateful: bool) -> None:
     """Calls a built model's blocks, layers of layers, through `forgetful`; `ModelError` where that saves nothing."""
-    # Unless they are `stateful`, blocks stay that calling twice would change twice, as a normalization's averages.
+    # Without `stateful`, blocks stay as they are that calling twice would change twice, as a normalization's averages.
 
     def averages(block: keras.layers.Layer) -> bool:
         return any("float" in keras.backend.standardize_dtype(one.dtype) for one in block.non_trainable_variables)

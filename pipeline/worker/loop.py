@@ -228,11 +228,8 @@ class TrainingLoop(abc.ABC):
         """Goes on from what `state` gave, on other devices too. Raises `TrainingError` where it does not fit."""
 
         def expect(fits: bool, expected: str, received: str) -> None:
-            expected, received = (
-                f"a checkpoint of this model, with {expected}",
-                f"{received}: the model has changed since",
-            )
-            refuse((not fits, expected, received, "resume=never"), error=TrainingError)
+            expected, changed = f"a checkpoint of this model, with {expected}", "the model has changed since"
+            refuse((not fits, expected, f"{received}: {changed}", "resume=never"), error=TrainingError)
 
         for name, together in self.kept().items():
             arrays = state.group(name)

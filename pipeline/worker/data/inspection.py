@@ -1,6 +1,6 @@
 """Looks at data before they are trained on: a few examples, without a trace for later readers, and broken ones.
 
-And makes examples once, and keeps them in memory, as arrays, or in a file, as records; what varies them anew in each
+It also makes examples once and keeps them, in memory as arrays or in a file as records. What varies them anew in each
 epoch is left for then.
 """
 
@@ -130,14 +130,12 @@ def sifted(part: tf.data.Dataset, classes: int | None) -> tuple[tf.data.Dataset,
     dataset = sound.apply(tf.data.experimental.assert_cardinality(whole)).with_options(part.options())
     # With those that cannot be made.
     count = in_a_row = 0
-    expected, received = (
-        "a data set that goes on after an example that cannot be made",
-        f"one that failed {ENDLESS:,} times",
-    )
+    expected = "a data set that goes on after an example that cannot be made"
+    received = f"one that failed {ENDLESS:,} times in a row"
     instead = "putting it right, or data.on_error=stop, which says what is wrong"
     for count, (example, _) in enumerate(_read(part), start=1):  # noqa: B007 # It is how many there are.
         in_a_row = 0 if example is not None else in_a_row + 1
-        refuse((in_a_row == ENDLESS, expected, f"{received} in a row", instead), error=TrainingError)
+        refuse((in_a_row == ENDLESS, expected, received, instead), error=TrainingError)
     return dataset, count - whole
 
 
