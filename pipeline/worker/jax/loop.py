@@ -70,8 +70,9 @@ class JaxLoop(TrainingLoop):
 
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before."""
-        now, built = len(self.model.trainable_variables), len(self.groups[0])
-        if not self._train.compiling and now != built:
+        built = len(self.groups[0])
+        # Before the first step alone: Keras goes through all layers for it.
+        if not self._train.compiling and (now := len(self.model.trainable_variables)) != built:
             expected = "callbacks to leave what is trained as it was built under backend=jax"
             received = f"a model of {now} trainable variables that was built with {built}"
             raise TrainingError(expected, received, "layer.trainable=False in model.build")
