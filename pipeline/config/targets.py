@@ -297,7 +297,9 @@ def _definition(path: Path | None, name: str, module: str, lazy: bool = True) ->
         if name in bound or "*" in bound:
             value = bound.get(name)
             return importlib.util.resolve_name(value, package) if isinstance(value, str) else value
-        names += bound
+        # A module or a value is not offered in place of a function.
+        offers = not isinstance(statement, ast.Import | ast.Assign | ast.AnnAssign)
+        names += bound if offers else {"__getattr__"} & bound.keys()
     return None if lazy and "__getattr__" in names else names
 
 

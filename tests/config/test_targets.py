@@ -100,6 +100,8 @@ def test_what_exists_and_what_cannot_be_told_from_its_source_is_let_through(sear
     ("mine.models.deap", {}, "no deap in mine.models. Try model.build._target_=mine.models.deep."),
     ("mine.model.deep", {}, "no model in mine. Try model.build._target_=mine.models.deep."),
     ("mine.nothing_like_it", {}, "received mine.nothing_like_it: no nothing_like_it in mine."),
+    ("mine.subproces", {}, "no subproces in mine. Try model.build._target_=mine.my_function."),
+    ("mine.models.SIZES", {}, "no SIZES in mine.models. Try model.build._target_=mine.models.my_function."),
     ("mine.inner", {}, "received mine.inner, which is a module."),
     ("mine.models.deep.depth", {}, "received mine.models.deep.depth: deep is one itself."),
     ("nothing.there", {}, "there is no module 'nothing'. Try running from the folder that holds it"),
