@@ -54,6 +54,13 @@ class Tasks:
             if only in (None, task):
                 command.type("cluster=env", *arguments, **said(self.cluster, *task))
 
+    def until_saved(self, step: int) -> None:
+        """Waits until the first task has a checkpoint of a step; a command that ends before says why."""
+        first, *_ = commands = [*self.commands.values()]
+        until(lambda: first.step("checkpoint") >= step or any(each.process.poll() is not None for each in commands))
+        for each in commands:
+            assert each.process.poll() is None, "\n".join(each.process.communicate())
+
     def ended(self, code: int = 0) -> list[Ran]:
         """How the commands of all tasks ended: with that code."""
         ended = [command.ended(240) for command in self.commands.values()]
@@ -80,10 +87,9 @@ def test_a_hand_made_tf_config_trains_to_the_losses_of_one_host_whichever_task_i
     alone = pipeline(*LONG, "workers=2")
     tasks = begun(worker=2)
     tasks.type(*LONG)
-    first, second = tasks.commands.values()
     # A scheduler takes the machine of one.
-    until(lambda: first.step("checkpoint") >= 100)
-    second.harm(signal.SIGTERM)
+    tasks.until_saved(100)
+    tasks.commands["worker", 1].harm(signal.SIGTERM)
     left, other = tasks.ended(75)
     assert left.result["status"] == "PREEMPTED"
     assert "SIGTERM to worker 1" in left.result["error"]
@@ -91,9 +97,8 @@ def test_a_hand_made_tf_config_trains_to_the_losses_of_one_host_whichever_task_i
     assert (left.run_folders[0] / "point-1.log").exists()
     assert not (other.folder / "outputs" / "runs").exists()
     tasks.type(*LONG)
-    for task, other, reached in ((("worker", 1), first, 300), (("worker", 0), second, 600)):
-        until(lambda reached=reached: first.step("checkpoint") >= reached)
-        assert other.process.poll() is None
+    for task, step in ((("worker", 1), 300), (("worker", 0), 600)):
+        tasks.until_saved(step)
         tasks.commands[task].kill()
         tasks.type(*LONG, only=task)
     ran, other = tasks.ended()
