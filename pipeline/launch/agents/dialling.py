@@ -22,7 +22,7 @@ from pipeline.record.log import from_here
 
 # For agents of an earlier driver, which dial every second, to find this one, and to end.
 ATTACH_SECONDS = 15.0
-CONDUCTOR = "another cluster.options.conductor=HOST:PORT"
+CONDUCTOR, AGAIN = "another cluster.options.conductor=HOST:PORT", "again once nothing else listens there"
 
 
 class DiallingCluster(Cluster, ABC):
@@ -117,7 +117,7 @@ class DiallingCluster(Cluster, ABC):
         self.agents = Agents(self.token)
         self._taken = {group: list(map(self.agents.number, numbers)) for group, numbers in record.jobs.items()}
         self._begun = True
-        self.address = self._listen(record.address)
+        self.address = self._listen(record.address, instead=AGAIN)
         self.found(folder)
         until = time.monotonic() + ATTACH_SECONDS
         while len(self.agents.ordered()) < self.count and time.monotonic() < until:
@@ -136,7 +136,7 @@ class DiallingCluster(Cluster, ABC):
             self.agents.endpoint.stop_listening()
         earlier = Agents(record.token.encode())
         earlier.tolerates = True
-        self._listen(record.address, earlier.endpoint)
+        self._listen(record.address, earlier.endpoint, AGAIN)
         for name in record.agents:
             earlier.send(name, Close(0))
         until, absent = time.monotonic() + ATTACH_SECONDS, record.agents
