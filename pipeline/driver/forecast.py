@@ -211,7 +211,7 @@ def too_large(plan: Plan, size: sizes.Size, config: Config, replan: Callable[[Co
     of_device = ", ".join(f"{amount(size)} {what}" for size, what in parts if size)
     return (
         f"Expected a model that fits the {place} under strategy={plan.strategy.name}, received one that takes "
-        f"{amount(needed)} {whose} ({of_device} on a device). Try {tried}."
+        f"{needed / 2**30:.3g} GiB {whose} ({of_device} on a device). Try {tried}."
     )
 
 
