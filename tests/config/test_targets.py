@@ -1,5 +1,6 @@
 """Functions named in YAML: refused from their source where they do not exist or do not take their arguments."""
 
+import re
 import sys
 import textwrap
 
@@ -11,7 +12,6 @@ from pipeline.config import offered, targets
 from pipeline.config.targets import check
 from pipeline.errors import UserError
 
-SEARCH = (str(SUPPORT), *sys.path)
 GIVEN = ("input_shape", "num_classes")
 
 LIBRARY = {
@@ -89,7 +89,6 @@ def search(tmp_path):
     ("numpy.linalg.norm", {"x": 3}),
     # A config is code: whatever is installed may be called.
     ("builtins.dict", {"a": 3}),
-    ("subprocess.run", {"args": ["true"]}),
     ("mine.subprocess.run", {"args": ["true"]}),
 ])  # fmt: skip
 def test_what_exists_and_what_cannot_be_told_from_its_source_is_let_through(search, target, arguments):
@@ -111,8 +110,7 @@ def test_what_exists_and_what_cannot_be_told_from_its_source_is_let_through(sear
     ("mine.Layer", {}, "received none for units."),
     ("mine.Layer", {"units": 3, "self": 1}, "(units, input_shape, name), received model.build.self."),
     ("mine.broken.model", {}, "received a syntax error in line 1"),
-    ("mine", {}, "Expected model.build._target_ to be like package.function, received 'mine'."),
-    ("mine..model", {}, "received 'mine..model'."),
+    ("mine..model", {}, "Expected model.build._target_ to be like package.function, received 'mine..model'."),
     (None, {}, "received none."),
     ("mine.models.Layer.__init__.__globals__", {}, "to be like package.function"),
     ("mine.models.plain", {"width": 3, "safe_mode": False}, "Expected model.build.safe_mode to be true"),
@@ -120,10 +118,8 @@ def test_what_exists_and_what_cannot_be_told_from_its_source_is_let_through(sear
     ("numpy.load", {"file": "a.npy", "allow_pickle": True}, "Try model.build.allow_pickle=false."),
 ])  # fmt: skip
 def test_what_cannot_be_called_is_refused_and_a_near_name_offered(search, target, arguments, words):
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=f"^(?=Expected ).*{re.escape(words)}"):
         check({"_target_": target, **arguments}, "model.build", GIVEN, search)
-    assert str(refused.value).startswith("Expected ")
-    assert words in str(refused.value)
 
 
 def test_functions_inside_of_arguments_are_checked_too_and_get_nothing_of_ours(search):
@@ -138,16 +134,13 @@ def test_every_choice_that_comes_with_the_program_passes():
     given = {"strategy": ("devices", "rank", *addresses), "model": GIVEN, "data": ("shard", "shards")}
     for group, names in given.items():
         for path in sorted((offered.folder() / group).glob("*.yaml")):
-            check(yaml.safe_load(path.read_text())["build"], f"{group}.build", names, SEARCH)
+            check(yaml.safe_load(path.read_text())["build"], f"{group}.build", names, (str(SUPPORT), *sys.path))
 
 
-def test_what_the_program_gives_goes_where_the_signature_asks_for_it_and_nowhere_where_that_is_hidden(monkeypatch):
-    monkeypatch.setattr(
-        sys.modules[__name__], "model", lambda input_shape, width=1: (input_shape, width), raising=False
-    )
-    node = {"_target_": f"{__name__}.model", "width": 5}
-    assert targets.call(node, "model.build", input_shape=(3,), num_classes=10) == ((3,), 5)
-    assert [targets.asks_for(node, "model.build", name) for name in GIVEN] == [True, False]
+def test_what_the_program_gives_goes_where_the_signature_asks_for_it_and_nowhere_where_that_is_hidden():
+    node = {"_target_": "textwrap.indent", "prefix": "- "}
+    assert targets.call(node, "model.build", text="one", num_classes=10) == "- one"
+    assert [targets.asks_for(node, "model.build", name) for name in ("text", "num_classes")] == [True, False]
     hidden = {"_target_": "builtins.dict", "a": 1}
     assert not targets.asks_for(hidden, "x", "input_shape")
     assert targets.call(hidden, "x", input_shape=(3,)) == {"a": 1}
@@ -162,27 +155,30 @@ def test_nested_functions_are_called_before_those_that_take_them_and_other_value
     assert targets.call({"_target_": "fractions.Fraction.from_float", "f": 0.25}, "x") == 0.25
 
 
-@pytest.mark.parametrize(("target", "words"), [
-    ("faulty.WIDTH", "received faulty.WIDTH, which cannot be called."),
-    ("faulty.nothing", "received faulty.nothing: no nothing there."),
-    ("nothing.there", "Expected x._target_ to name a function, received nothing.there:"),
-])  # fmt: skip
-def test_what_only_the_call_can_tell_is_told_in_words(target, words):
-    with pytest.raises(UserError, match=words):
-        targets.call({"_target_": target}, "x")
-
-
-def test_a_module_that_theirs_lacks_is_their_error(tmp_path, monkeypatch):
+def test_what_only_the_call_can_tell_is_told_in_words(tmp_path, monkeypatch):
+    for target, words in (
+        ("faulty.WIDTH", "received faulty.WIDTH, which cannot be called."),
+        ("faulty.nothing", "received faulty.nothing: no nothing there."),
+        ("nothing.there", "Expected x._target_ to name a function, received nothing.there:"),
+    ):
+        with pytest.raises(UserError, match=words):
+            targets.call({"_target_": target}, "x")
+    # A module that theirs lacks is their error.
     (tmp_path / "lacking.py").write_text("import not_installed_anywhere\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
         targets.call({"_target_": "lacking.model"}, "model.build")
 
 
-def test_a_list_of_packages_lets_theirs_ours_and_keras_s_through(search):
+def test_a_list_of_packages_lets_theirs_ours_and_keras_s_through_and_one_without_any_is_refused(search):
     mine = "mine.models.made_later", "mine.Layer", "mine.lazy.whatever"
     for target in (*mine, "keras.layers.Dense", "pipeline.models.cnn"):
         check({"_target_": target}, "model.build", (*GIVEN, "units"), search, ["mine"])
+    for names in [""], ["mine", "a.__b"], [["mine"]], ["a-b"]:
+        with pytest.raises(
+            UserError, match=r"Expected allowed_targets .* Try allowed_targets=\[my_package\], or null."
+        ):
+            targets.check_allowed(names)
 
 
 @pytest.mark.parametrize(("target", "words"), [
@@ -200,13 +196,6 @@ def test_a_list_of_packages_lets_theirs_ours_and_keras_s_through(search):
 ])  # fmt: skip
 def test_a_list_of_packages_refuses_all_others_and_what_only_passes_through_them(search, target, words):
     nested = {"a": [{"b": {"_target_": "mine.wide", "input_shape": 3, "c": [[{"_target_": target}]]}}]}
-    with pytest.raises(UserError) as refused:
+    place = re.escape("Expected train.loss.a[0].b.c[0][0]._target_ ")
+    with pytest.raises(UserError, match=f"^(?={place}).*{re.escape(words)}"):
         check(nested, "train.loss", (), search, ["mine.models", "mine"])
-    assert str(refused.value).startswith("Expected train.loss.a[0].b.c[0][0]._target_ ")
-    assert words in str(refused.value)
-
-
-@pytest.mark.parametrize("names", [[""], ["mine", "a.__b"], [["mine"]], ["a-b"]])
-def test_a_list_that_holds_no_package_is_refused(names):
-    with pytest.raises(UserError, match=r"Expected allowed_targets .* Try allowed_targets=\[my_package\], or null."):
-        targets.check_allowed(names)

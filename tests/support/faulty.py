@@ -11,9 +11,5 @@ def one_part():
     return ([1.0], [0], [1.0])
 
 
-def takes_depth(input_shape, num_classes, depth):
-    """A model with an argument that has no default."""
-
-
 # Not a function.
 WIDTH = 3
