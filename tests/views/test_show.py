@@ -155,9 +155,8 @@ MANY: dict[str, tuple[dict[str, Any], list[events.Event], list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", MANY)
-def test_what_many_say_is_a_few_lines(case: str) -> None:
-    plan, many, lines = MANY[case]
+@pytest.mark.parametrize(("plan", "many", "lines"), MANY.values(), ids=MANY)
+def test_what_many_say_is_a_few_lines(plan: dict[str, Any], many: list[events.Event], lines: list[str]) -> None:
     timed = ((place / 2 if len(many) == 100 else 0.0, stamped(event, 0.0, "point", event.rank))
              for place, event in enumerate(many))  # fmt: skip
     assert told(a_plan(**plan), timed).splitlines() == lines
@@ -352,9 +351,8 @@ RESULTS: dict[str, tuple[dict[str, Any], list[str], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", RESULTS)
-def test_a_result_says(case: str) -> None:
-    result, parts, absent = RESULTS[case]
+@pytest.mark.parametrize(("result", "parts", "absent"), RESULTS.values(), ids=RESULTS)
+def test_a_result_says(result: dict[str, Any], parts: list[str], absent: str) -> None:
     text = re.sub(" +\n", "\n", shown(table_of(result), 80))
     assert [part for part in parts if part not in text] == []
     assert absent not in text
@@ -462,7 +460,6 @@ def test_a_run_that_is_started_again_says_so_and_shows_its_steps_from_where_it_g
 
 
 WIDTHS = (100, 60, 40)
-SHARED = ("data=digits", "train.epochs=2")
 # Words of the table that only the rows of a narrow console have.
 STACKED = set(
     "one_device, mirrored, multi_worker, worker workers (3,301-3,503) 1.84x (1.79-1.88) efficiency accuracy "
@@ -482,7 +479,7 @@ def points(ended: int = 6) -> tuple[RunResult, ...]:
             values |= dict(zip(("status", "error"), unfinished[number], strict=True))
         elif number < ended:
             values = a_result(**values, rehearsal=number == 5)
-        overrides = (f"strategy={strategy}", f"workers={workers}", *SHARED)
+        overrides = (f"strategy={strategy}", f"workers={workers}", "data=digits", "train.epochs=2")
         runs.append(RunResult(results.from_values(values), Path(FOLDER.format(number, strategy)), overrides, number))
     return tuple(runs)
 

@@ -18,30 +18,13 @@ import sqlalchemy
 import tracked_runs
 from conftest import finish, left_behind, start, until
 from ports import free_port
-from tracked_runs import (
-    BEGAN,
-    NEVER,
-    MlflowClient,
-    Request,
-    Server,
-    Writer,
-    _mlflow_settings,
-    home,
-    local,
-    only_run,
-    own_tracker,
-    sent,
-    serving,
-    store,
-    sync,
-    values,
-)
+from tracked_runs import BEGAN, Writer, _mlflow_settings, home, local, only_run, own_tracker, sent, sync, values
 
 from pipeline.driver.run_folders import find
 from pipeline.record.events import Ended, Event, Resumed, Run, Warned
 from pipeline.record.files import read_tracking
 from pipeline.record.log import from_plain, read, to_line
-from pipeline.views.mlflow import Tracker, remember, texts
+from pipeline.views.mlflow import remember, texts
 from pipeline.views.mlflow.changes import Changes, LogState
 from pipeline.views.mlflow.copies import Copy
 from pipeline.views.mlflow.stores import open_client
@@ -95,7 +78,7 @@ def test_runs_of_one_kind_have_names_of_their_own_by_which_they_are_found(home: 
     assert len(set(names)) == 3
     assert [find(name, home).name for name in names] == ["named0", "named1", "named2"]
     # A person's own name stays, also where a run is found again.
-    MlflowClient(uri).update_run(run.info.run_id, name="mine")
+    tracked_runs.MlflowClient(uri).update_run(run.info.run_id, name="mine")
     (home / "runs" / "named2" / "tracking.json").unlink()
     writer.folder = home / "runs" / "named2"
     assert sent(writer, home).info.run_name == "mine"
@@ -180,10 +163,10 @@ def test_a_run_that_a_slow_server_made_after_all_is_deleted(home: Path) -> None:
 
 
 def test_sync_ends_runs_whose_driver_is_gone_and_no_others(home: Path) -> None:
-    gone = Writer(home / "drivers" / "gone", pid=NEVER)
+    gone = Writer(home / "drivers" / "gone", pid=tracked_runs.NEVER)
     reused = Writer(home / "drivers" / "reused", pid=os.getpid())
     live = Writer(home / "drivers" / "live", time=time.time())
-    elsewhere = Writer(home / "drivers" / "elsewhere", host="another", pid=NEVER)
+    elsewhere = Writer(home / "drivers" / "elsewhere", host="another", pid=tracked_runs.NEVER)
     writers = (gone, reused, live, elsewhere)
     for writer in writers:
         writer.steps(1, 3)
@@ -219,7 +202,7 @@ def test_sync_fills_a_store_that_was_thrown_away_and_leaves_a_deleted_run_alone(
     assert sync(tmp_path, uri=copied)[1][-1] == "Runs sent: 0; nothing new: 2; not sent: 0."
     assert sync(tmp_path)[1][-1] == "Runs sent: 0; nothing new: 2; not sent: 0."
 
-    MlflowClient(copied).delete_run(only_run(copied, half.key).info.run_id)
+    tracked_runs.MlflowClient(copied).delete_run(only_run(copied, half.key).info.run_id)
     half.steps(1, 2)
     sent, lines = sync(tmp_path, uri=copied)
     assert (sent, "left alone" in lines[0]) == (True, True)
@@ -240,7 +223,7 @@ def test_sync_fills_a_store_that_was_thrown_away_and_leaves_a_deleted_run_alone(
 
 
 def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(tmp_path: Path, asked: Any) -> None:
-    writer = Writer(tmp_path / "outputs" / "runs" / "run", pid=NEVER)
+    writer = Writer(tmp_path / "outputs" / "runs" / "run", pid=tracked_runs.NEVER)
     remember(writer.folder, local(tmp_path / "outputs"))
     said = asked("sync").ok()
     assert said.err == ""
@@ -293,8 +276,7 @@ def test_what_a_later_command_makes_again_is_sent_once_the_run_goes_on_and_that_
 
 SHORT = (
     "model=mlp", "data=digits", "workers=1", "train.steps=40", "train.steps_per_call=4", "measure.steps=0",
-    "measure.baseline=none", "train.save=false", "tracking.system_metrics_seconds=1",
-    "tracking.drain_timeout=60",
+    "measure.baseline=none", "train.save=false", "tracking.system_metrics_seconds=1", "tracking.drain_timeout=60",
 )  # fmt: skip
 
 
@@ -346,13 +328,11 @@ def test_four_runs_that_make_the_store_at_once_have_every_point_of_their_logs_in
 
 
 @pytest.mark.slow
-def test_a_server_that_loses_answers_stands_still_or_is_killed_half_way_has_one_run_with_every_point_once(
-    tmp_path: Path, own_tracker: Tracker
-) -> None:
-    server = Server(tmp_path).start()
+def test_a_server_that_loses_answers_stands_still_or_is_killed_has_a_run_with_every_point_once(tmp_path, own_tracker):
+    server = tracked_runs.Server(tmp_path).start()
     ill, lost = threading.Event(), ["/api/2.0/mlflow/runs/create", "/api/2.0/mlflow/runs/log-batch"]
 
-    def between(request: Request) -> tuple[int, bytes] | None:
+    def between(request: tracked_runs.Request) -> tuple[int, bytes] | None:
         """Passes requests on to the real server; the first answers are lost, and while `ill` is set they are 500."""
         answer = request.passed_on(server.uri)
         if request.path in lost:
@@ -372,8 +352,8 @@ def test_a_server_that_loses_answers_stands_still_or_is_killed_half_way_has_one_
         return bool(read_tracking(writer.folder).copied.offset == writer.log.stat().st_size)
 
     try:
-        with serving(between) as uri:
-            own_tracker.follow(writer.folder, store(uri))
+        with tracked_runs.serving(between) as uri:
+            own_tracker.follow(writer.folder, tracked_runs.store(uri))
             expected = writer.steps(1, 1500)
             until(lambda: read_tracking(writer.folder).copied.offset, 60)
             assert not lost
@@ -404,7 +384,7 @@ def test_a_server_that_loses_answers_stands_still_or_is_killed_half_way_has_one_
                 assert sync(writer.folder) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
                 # From the start, as if nothing were known of what was sent.
                 (writer.folder / "tracking.json").unlink()
-                remember(writer.folder, store(uri))
+                remember(writer.folder, tracked_runs.store(uri))
                 assert sync(writer.folder)[0]
     finally:
         each_process(psutil.Process.resume)
@@ -416,17 +396,17 @@ BASIC = base64.b64encode(f"{NAME}:{PASSWORD}".encode()).decode()
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Server, list[Any]]]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, tracked_runs.Server, list[Any]]]:
     """(address, the MLflow server behind it, what was asked of it): it answers only to the name or the token."""
-    server = Server(tmp_path_factory.mktemp("guarded")).start()
+    server = tracked_runs.Server(tmp_path_factory.mktemp("guarded")).start()
     asked: list[str | None] = []
 
-    def guard(request: Request) -> tuple[int, bytes]:
+    def guard(request: tracked_runs.Request) -> tuple[int, bytes]:
         asked.append(login := request.headers.get("Authorization"))
         is_known = login in (f"Basic {BASIC}", f"Bearer {TOKEN}")
         return request.passed_on(server.uri) if is_known else (401, f"Who is {login}?".encode())
 
-    with serving(guard) as uri:
+    with tracked_runs.serving(guard) as uri:
         yield uri, server, asked
     server.stop()
 
@@ -447,7 +427,7 @@ def test_who_logs_in_from_the_environment_leaves_the_secret_nowhere(tmp_path, as
         writer = Writer(tmp_path / "outputs/runs/run")
         writer.steps(1, 40)
         writer.end()
-        remember(writer.folder, store(uri))
+        remember(writer.folder, tracked_runs.store(uri))
         ran = asked("sync", **environ)
     ran.ok()
     assert set(logins) == {header}

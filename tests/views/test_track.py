@@ -15,19 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 import tracked_runs
-from conftest import until
+from conftest import ROOT, until
 from ports import free_port
 from tracked_runs import BEGAN, NEVER, Writer, _mlflow_settings, home, local, only_run, own_tracker, tracker, values
 
-import pipeline
 from pipeline.record.files import Kept, forget_agents, read_tracking, run_id_of
 from pipeline.views.mlflow import Tracker, remember, stores
 from pipeline.views.mlflow.sync_runs import LogFollower
 
 __all__ = ["_mlflow_settings", "home", "own_tracker", "tracker"]
-
-ZOMBIE = {"status": psutil.STATUS_ZOMBIE}
-ROOT = Path(pipeline.__file__).parents[1]
 
 
 def whole_run(folder: Path) -> tuple[Writer, list[tracked_runs.Value]]:
@@ -84,19 +80,17 @@ def whole_run(folder: Path) -> tuple[Writer, list[tracked_runs.Value]]:
 
 @pytest.mark.slow
 def test_a_follower_that_is_stopped_or_killed_is_reported_and_follows_all_runs_once_it_is_back(tmp_path, own_tracker):
-    def process() -> int:
-        return int(own_tracker._process.pid)  # type: ignore[union-attr]
-
     first, second, third = (Writer(tmp_path / name) for name in ("first", "second", "third"))
     own_tracker.begin()
-    os.kill(process(), signal.SIGSTOP)
+    follower = own_tracker._process
+    follower.send_signal(signal.SIGSTOP)
     for _ in range(500):  # More than a pipe takes.
         own_tracker.follow(first.folder, local(tmp_path))
     own_tracker.follow(second.folder, local(tmp_path))
-    os.kill(process(), signal.SIGCONT)
+    follower.send_signal(signal.SIGCONT)
     assert own_tracker.drain(second.folder, 20) == (True, None)
-    os.kill(process(), signal.SIGKILL)
-    os.waitpid(process(), 0)
+    follower.kill()
+    follower.wait()
     losses = first.steps(1, 3)
     ended = f"The tracking process has ended; see {tmp_path / 'tracker.log'}."
     assert own_tracker.drain(first.folder, 10) == (False, ended)
@@ -217,7 +211,8 @@ time.sleep(60)
         follower = int(driver.stdout.readline())
         died = time.time()
         driver.kill()
-    until(lambda: {each.pid: each.info for each in psutil.process_iter(["status"])}.get(follower, ZOMBIE) == ZOMBIE)
+    gone = (None, psutil.STATUS_ZOMBIE)
+    until(lambda: {each.pid: each.info["status"] for each in psutil.process_iter(["status"])}.get(follower) in gone)
     run = only_run(uri, key)
     assert run.info.status == "KILLED"
     assert died - 1 < run.info.end_time / 1000 < time.time()

@@ -30,8 +30,6 @@ VERSIONS = {"python": "3", "keras": "3", "numpy": "2"}
 JAX = {"versions": VERSIONS | {"jax": "0", "jaxlib": "0"}, "backend": "jax"}
 ENGINES_S = {"tensorflow": {"versions": VERSIONS | {"tensorflow": "2"}}, "jax": JAX}
 IN_TURN = {"baseline_source": "measured in this run", "baseline_examples_per_second": 100.0}
-SLOWED = {"examples_per_second": 102.0, "examples_per_second_low": 101.0, "examples_per_second_high": 103.0,
-          "baseline_examples_per_second": 64.0}  # fmt: skip
 
 
 def rows(text: str, **result: Any) -> list[Point]:
@@ -76,16 +74,10 @@ SWEEPS: dict[str, tuple[list[Point], Said]] = {
     "a clear win": (rows("mirrored 1 100, mirrored 2 185, mirrored 4 340"), ("point 2", SURELY, [1, 0], [], [])),
     "a tie": (rows("mirrored 2 180, multi_worker 2 186, one_device 1 101"), ("point 1", SURELY, [2], [], [0])),
     "one point": (rows("mirrored 2 185"), ("point 0", SURELY, [], [], [])),
-    "one failed": (
-        [*rows("mirrored 1 100, mirrored 2 185"), *rows("mirrored 4 0", status="FAILED")],
-        ("point 1", SURELY, [0], [], []),
-    ),
     "too noisy to say": (
         rows("mirrored 2 1.1 0.8 1.6, one_device 1 1.0 0.98 1.02"), ("not known", "not known", [], [], [1]),
     ),
-    "more workers slower": (
-        rows("mirrored 1 100, mirrored 2 180, mirrored 4 120"), ("point 1", SURELY, [2, 0], [], []),
-    ),
+    "a smaller win": (rows("mirrored 1 100, mirrored 2 124"), ("point 1", "very likely", [0], [], [])),
     "one device best": (
         rows("one_device 1 101, mirrored 2 70, multi_worker 2 50"), ("point 0", SURELY, [1, 2], [], []),
     ),
@@ -95,10 +87,7 @@ SWEEPS: dict[str, tuple[list[Point], Said]] = {
     "as fast on one device": (
         rows("mirrored 2 1.003 1.0 1.005, one_device 1 1.0 0.997 1.002"), ("one device", "probably", [], [], [1]),
     ),
-    "one device best, but for what was disturbed": (
-        rows("mirrored 2 0.7 0.68 1.4, one_device 1 1.0 0.98 1.02"), ("not known", "not known", [], [], [0]),
-    ),
-    "busy, and the issue's own": (
+    "a busy machine": (
         rows("central_storage 2 1.78 1.50 2.06, mirrored 2 1.51 0.82 1.81, multi_worker 2 1.53 1.43 1.68, "
              "parameter_server 2 1.11 1.03 1.22, default 1 0.99 0.89 1.03"),
         ("point 0", SURELY, [3, 4], [], [2, 1]),
@@ -107,20 +96,7 @@ SWEEPS: dict[str, tuple[list[Point], Said]] = {
         [*rows("mirrored 2 0.97 0.95 0.99", other_work=0.45), *rows("one_device 1 1.0 0.99 1.01")],
         ("not known", "not known", [], [], [0]),
     ),
-    "a machine that gets slower": (
-        [*rows("one_device 1 1.0 0.98 1.02", examples_per_second=1_000.0),
-         *rows("mirrored 2 1.7 1.66 1.74", examples_per_second=900.0, baseline_examples_per_second=530.0)],
-        ("point 1", SURELY, [0], [], []),
-    ),
-    "a baseline that was slowed": (
-        [*rows("default 1 1.6 1.58 1.62", **SLOWED), *rows("mirrored 2 1.7 1.66 1.74")],
-        ("point 1", SURELY, [0], [], []),
-    ),
     "a rehearsal": (rows("mirrored 2 185, mirrored 4 300", rehearsal=True), ("", "", [], [], [])),
-    "unlike runs": (
-        [*rows("mirrored 1 100, mirrored 2 124"), *rows("mirrored 2 900", model="cnn")],
-        ("point 1", "very likely", [0], [], []),
-    ),
 }  # fmt: skip
 
 
@@ -175,19 +151,10 @@ ENGINES: dict[str, tuple[list[Point], tuple[str, int]]] = {
     "only one has a baseline": (
         [*rows("tensorflow mirrored 2 180"), *rows("jax mirrored 2 320", speedup=None)], ("jax", 1),
     ),
-    "unlike batches": (
-        [*rows("tensorflow mirrored 2 180, tensorflow mirrored 4 320"), *rows("jax mirrored 2 400", replica_batch=32)],
-        ("", 1),
-    ),
     "three strategies each": (
         rows("tensorflow one_device 1 101, tensorflow mirrored 2 180, tensorflow multi_worker 2 150, "
              "jax one_device 1 160, jax mirrored 2 300, jax multi_worker 2 240"),
         ("jax", 4),
-    ),
-    "an engine whose strategies tie": (
-        rows("tensorflow one_device 1 101, tensorflow mirrored 2 180, "
-             "jax mirrored 2 300, jax multi_worker 2 295, jax one_device 1 140"),
-        ("jax", 2),
     ),
     "wide intervals": (rows("tensorflow mirrored 2 180, jax mirrored 2 320", within=0.8), ("", 1)),
     "speedups that are the same over devices that are not": (
@@ -313,9 +280,7 @@ def test_what_is_not_known_of_a_run_does_not_keep_it_from_being_compared(tmp_pat
     (["abc"], "Try python -m pipeline compare RUN RUN [RUN ...] ["),
     (["refused", "abc"], "with result.json and plan.json, received "),
 ])  # fmt: skip
-def test_a_run_is_found_by_its_folder_name_or_id_and_runs_that_cannot_be_compared_are_refused(
-    tmp_path, capsys, names, words
-):
+def test_a_run_is_found_by_folder_name_or_id_and_what_cannot_be_compared_is_refused(tmp_path, capsys, names, words):
     folder = Path(wrote(tmp_path / "runs" / "one", [1.0], mlflow_run_id="abc123"))
     wrote(tmp_path / "sweeps" / "then" / "0_default", [1.0], mlflow_run_id="abd456")
     assert [find(name, tmp_path) for name in (str(folder), "one", "abc", "abc123")] == [folder] * 4
