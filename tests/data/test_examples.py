@@ -1,9 +1,8 @@
 """Examples made while they are read: in one order whoever reads them, each once an epoch, from any position."""
 
 import dataclasses
-import itertools
 from functools import partial
-from itertools import chain
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -51,9 +50,8 @@ def opened(folder, examples, vary=False):
     return reading.opened(made)
 
 
-KINDS = {"files": in_files, "rows": of_rows}
-PLAIN = [pytest.param(make, id=name) for name, make in KINDS.items()]
-VARIED = [pytest.param(partial(make, vary=True), id=f"{name} varied") for name, make in KINDS.items()]
+PLAIN = [pytest.param(make, id=make.__name__) for make in (in_files, of_rows)]
+VARIED = [pytest.param(partial(make, vary=True), id=f"{make.__name__} varied") for make in (in_files, of_rows)]
 MAKES = [*PLAIN, *VARIED]
 
 
@@ -91,7 +89,7 @@ def test_each_example_comes_once_an_epoch_in_an_order_of_that_epoch_and_seed(tmp
 
     every = [*orders(1), *orders(2)]
     assert all(sorted(order) == list(range(50)) for order in every)
-    assert all(one != other for one, other in itertools.combinations(every, 2))
+    assert all(one != other for one, other in combinations(every, 2))
     assert orders(1, epochs=1) == every[:1]
     assert orders(1, shuffle=False, epochs=1) == [list(range(50))]
 

@@ -1,16 +1,16 @@
 """Folders of images: which are classes and which parts, what is trained of each picture, and what is broken."""
 
 import io
+import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import QUICK, Ran, logged, runs
-from own_files import Array, broken, encoded, made, picture, write
+from conftest import QUICK, logged, runs
+from own_files import Array, broken, encoded, flipped, made, picture, write
 from PIL import Image
 
 from pipeline.data import DataError, folders, images, pictures
@@ -56,7 +56,7 @@ def fill(root: Path, folders: str) -> str:
     return str(root)
 
 
-LAYOUTS = [
+@pytest.mark.parametrize(("layout", "train", "trained", "validated", "notes"), [
     # Folders, the folder that trains, examples that train and that validate, words of the notes.
     ("train/cat train/dog valid/cat valid/dog test/cat test/dog README.txt", "train", 10, 10, ["test is not read"]),
     ("training/cat training/dog testing/cat testing/dog", "training", 10, 10, ["testing validates"]),
@@ -75,10 +75,7 @@ LAYOUTS = [
     ("cat dog annotations/1.xml test/ 1.png", "", 8, 2, ["annotations, test", "1 file"]),
     ("cat/2022 dog/2021 dog/2023", "", 12, 3, []),
     ("cat dog cat/5.WEBP dog/5.WEBP cat/notes.txt", "", 8, 2, ["2 of .webp"]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("layout", "train", "trained", "validated", "notes"), LAYOUTS)
+])  # fmt: skip
 def test_what_folders_are_is_found_by_what_is_in_them(tmp_path, layout, train, trained, validated, notes):
     parts = images(fill(tmp_path, layout))
     assert [part.class_names for part in parts] == [("cat", "dog")] * 2
@@ -90,7 +87,7 @@ def test_what_folders_are_is_found_by_what_is_in_them(tmp_path, layout, train, t
     assert bool(parts[0].notes) is bool(notes)
 
 
-AMBIGUOUS = [
+@pytest.mark.parametrize(("layout", "offer"), [
     ("train test train.csv", "data.build.classes=[test,train]"),
     ("fold1/cat fold1/dog fold2/cat fold2/dog", "data.build.classes=[fold1,fold2]"),
     ("train/cat train/dog test/cat more/dog", "data.path=/train data.build.validation_path=/test"),
@@ -98,10 +95,7 @@ AMBIGUOUS = [
     ("cat dog val/cat val/dog", "data.build.classes=[cat,dog] data.build.validation_path=/val"),
     ("val/cat val/dog test/cat", "data.build.classes=[test,val]"),
     ("train/cat train/dog valid/cat valid/emu", "data.build.classes=[cat,dog]"),
-]
-
-
-@pytest.mark.parametrize(("layout", "offer"), AMBIGUOUS)
+])  # fmt: skip
 def test_folders_that_may_be_parts_or_classes_are_asked_about_and_the_answer_is_taken(tmp_path, layout, offer):
     path = fill(tmp_path, layout)
     with pytest.raises(DataError) as refused:
@@ -136,16 +130,13 @@ def test_images_are_brought_to_a_size_and_grey_stays_what_it_was(tmp_path: Path)
     assert not broken(train)
 
 
-KINDS = [
-    ("PNG", "RGB"), ("PNG", "RGBA"), ("PNG", "L"), ("PNG", "LA"), ("PNG", "P"), ("PNG", "1"), ("PNG", "I;16"),
-    ("JPEG", "RGB"), ("JPEG", "L"), ("JPEG", "CMYK"), ("BMP", "RGB"), ("BMP", "L"), ("GIF", "RGB"), ("GIF", "L"),
-]  # fmt: skip
+MODES = {"PNG": "RGB RGBA L LA P 1 I;16", "JPEG": "RGB L CMYK", "BMP": "RGB L", "GIF": "RGB L"}
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_what_pillow_reads_of_every_kind_is_what_is_trained_the_first_of_several_in_a_file(channels: int) -> None:
     blocks = np.kron(picture(0), np.ones((8, 8, 1), np.uint8))
-    for kind, mode in KINDS:
+    for kind, mode in ((kind, mode) for kind, modes in MODES.items() for mode in modes.split()):
         if mode == "I;16":
             stream = io.BytesIO()
             Image.fromarray(blocks[..., 0].astype(np.uint16) * 257).save(stream, kind)
@@ -171,13 +162,11 @@ def test_broken_images_and_one_that_goes_away_are_named_with_what_is_wrong(pets:
     assert broken(train) == [Broken(None, 4, 1, str(path), "cannot be read (No such file or directory)")]
     path.write_bytes(data)
     png, jpeg = encoded(picture(0)), encoded(picture(0, 64, 64), "JPEG")
-    flipped = bytearray(png)
-    flipped[len(png) // 2] ^= 16
     faults = {
         "1.png": (b"", "is empty"),
         "2.png": (b"a text", "is no PNG, JPEG, GIF or BMP that can be read (cannot identify image file)"),
         "3.png": (png[:-40], "that can be read ("),
-        "4.png": (bytes(flipped), "that can be read ("),
+        "4.png": (flipped(png, len(png) // 2, 16), "that can be read ("),
         "5.jpg": (jpeg[:-200], "that can be read (image file is truncated"),
         "6.png": (png[:-3], "is cut off at its end"),
         "7.png": (encoded(picture(0, 6, 7)), "is 6x7 pixels, not 6x5 (data.build.image_size=[6,5] brings all to one"),
@@ -222,15 +211,14 @@ def test_training_images_vary_by_the_seed_and_the_others_do_not(pets: Path) -> N
     x, y = made(train)[0]
     augment = tf.function(train.augment, autograph=False)
     seeds = tf.constant([[seed, 7] for seed in range(40)], tf.int32)
-    varied = [augment((x, y), seed) for seed in seeds]
+    varied, again = ([augment((x, y), seed) for seed in seeds] for _ in range(2))
     mapped = tf.map_fn(lambda seed: train.augment((x, y), seed)[0], seeds, fn_output_signature=tf.float32)
-    for (vx, vy), same, seed in zip(varied, mapped, seeds, strict=True):
-        assert vx.shape == x.shape
-        assert vy.numpy() == y
-        assert 0 <= float(tf.reduce_min(vx)) <= float(tf.reduce_max(vx)) <= 1
-        np.testing.assert_allclose(vx, same, atol=1e-6)
-        np.testing.assert_array_equal(vx, augment((x, y), seed)[0])
-    assert len({vx.numpy().tobytes() for vx, _ in varied}) > 30
+    assert {int(label) for _, label in varied} == {y}
+    x_varied = np.array([image for image, _ in varied])
+    assert 0 <= x_varied.min() <= x_varied.max() <= 1
+    np.testing.assert_allclose(x_varied, mapped, atol=1e-6)
+    np.testing.assert_array_equal(x_varied, [image for image, _ in again])
+    assert len({image.tobytes() for image in x_varied}) > 30
 
 
 def test_each_option_of_an_augmentation_does_what_it_says_and_all_at_0_is_none() -> None:
@@ -277,9 +265,8 @@ def test_each_option_of_an_augmentation_does_what_it_says_and_all_at_0_is_none()
 ], ids=str)  # fmt: skip
 def test_images_that_cannot_be_are_refused_in_words(pets: Path, arguments: dict[str, Any], words: str) -> None:
     path = arguments.get("path", "")
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError, match=re.escape(words)):
         images(**{**arguments, "path": None if path is None else str(pets / path)})
-    assert words in str(refused.value)
 
 
 def test_a_class_without_images_is_a_flaw_of_the_training_part_and_folders_without_any_are_named(pets: Path) -> None:
@@ -313,9 +300,7 @@ def test_a_bmp_whose_colours_would_be_wrong_is_refused(pets: Path) -> None:
 
 
 @pytest.mark.slow
-def test_images_that_fit_into_memory_are_decoded_once_and_the_same_is_trained_as_without(
-    pipeline: Callable[..., Ran], tmp_path: Path
-) -> None:
+def test_images_that_fit_into_memory_are_decoded_once_and_the_same_is_trained_as_without(pipeline, tmp_path):
     for number in range(40):
         write(tmp_path / f"pets/{'cat' if number % 2 else 'dog'}/{number}.png", encoded(picture(number)))
     # After the first epoch there is nothing to read any more.

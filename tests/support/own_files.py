@@ -41,6 +41,11 @@ def encoded(pixels: Array, kind: str = "PNG", mode: str = "RGB", **options: Any)
     return stream.getvalue()
 
 
+def flipped(data: bytes, place: int, bit: int = 1) -> bytes:
+    """The data with one bit of a byte flipped."""
+    return data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :]
+
+
 def write(path: Path, data: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)

@@ -1,6 +1,5 @@
 """Sources of data of a person's own, for the tests of preparing. Nothing slow is imported here."""
 
-import io
 import os
 import time
 from functools import partial
@@ -8,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.data import records
-from pipeline.data.examples import Broken, Examples, Leaf, Segment
+from pipeline.data.examples import Examples, Leaf, Segment
+from pipeline.data.tfrecord import broken as flaws_of
 
 
 def arrays(examples=200, validation=40, seed=5, classes=4):
@@ -56,8 +55,7 @@ def two_streams():
 
 
 def unlike():
-    yield np.zeros(3, "float32"), 0
-    yield np.zeros(4, "float32"), 0
+    return ((np.zeros(size, "float32"), 0) for size in (3, 4))
 
 
 def data_set(examples=100, shard=0, shards=1):
@@ -67,32 +65,21 @@ def data_set(examples=100, shard=0, shards=1):
     return numbers.map(lambda n: (tf.cast(n, tf.float32)[None], tf.cast(n % 4, tf.int32))), None
 
 
-def foreign_records(folder, flipped=None):
-    """Two files of records that are no tf.train.Example; of the first, two records are left out.
-
-    Of the second, a record may have a bit `flipped`.
-    """
+def foreign_records(folder):
+    """Two files of ten records that are no tf.train.Example, but numbers; of the first, two records are left out."""
     import tensorflow as tf
-
-    for number in range(2):
-        framed = [records.framed(f"{each + 10 * number:02}".encode()) for each in range(10)]
-        if number and flipped is not None:
-            framed[flipped] = framed[flipped][:-1] + bytes([framed[flipped][-1] ^ 1])
-        Path(folder, f"{number}.tfrecord").write_bytes(b"".join(framed))
 
     def decode(record):
         value = tf.strings.to_number(record)
         return value[None], tf.cast(value, tf.int32) % 2
 
+    def look(examples, number, shares, thorough):
+        paths = [each.path for each in examples.raw[number::shares]]
+        return [flaw for path in paths for flaw in flaws_of(path, 10, None, thorough, lambda data: None)]
+
     segments = (Segment(f"{folder}/0.tfrecord", 8, 2), Segment(f"{folder}/1.tfrecord", 10))
     spec = (Leaf((1,), "float32"), Leaf((), "int32"))
-    return Examples(raw=segments, spec=spec, decode=decode, look=_look_at_records), None
-
-
-def _look_at_records(examples, number, of, thorough):
-    files = [(each.path, io.BytesIO(Path(each.path).read_bytes())) for each in examples.raw[number::of]]
-    frames = [(path, frame) for path, file in files for frame in records.frames(file) if frame.broken]
-    return [Broken(path, each.number, 1, f"record {each.number}", each.broken, each.stop) for path, each in frames]
+    return Examples(raw=segments, spec=spec, decode=decode, look=look), None
 
 
 def endless():
@@ -112,36 +99,20 @@ def with_values(values=(1.0, 2.0), labels=(0, 1)):
     return (np.array(values, "float32")[:, None], np.array(labels)), None
 
 
-def words():
-    return (np.array(["a", "b"]), np.array([0, 1])), None
-
-
-def uneven():
-    return (np.zeros((3, 2)), np.zeros(2)), None
-
-
-def named_oddly():
-    return ({"a/b": np.zeros((3, 2))}, np.zeros(3)), None
-
-
-def nothing():
-    return (np.zeros((0, 2), "float32"), np.zeros(0, "int32")), None
+def unusable(because):
+    """Arrays that cannot be trained on: of words, of other lengths than the labels, named oddly, or empty."""
+    x = {"words": np.array(["a", "b"]), "uneven": np.zeros((3, 2)), "name": {"a/b": np.zeros((2, 2))}}
+    return (x.get(because, np.zeros((0, 2))), np.zeros(2 if because in x else 0)), None
 
 
 def moody():
     return (np.frombuffer(os.urandom(80), np.uint8).reshape(10, 8), np.arange(10) % 2), None
 
 
-def deadly(once=None):
-    """Kills its process: each time, or only where there is no such file yet."""
-    if once is None or not Path(once).exists():
-        if once is not None:
-            Path(once).touch()
-        os.kill(os.getpid(), 9)
-    return arrays()
+def deadly():
+    os.kill(os.getpid(), 9)
 
 
-def sleeping(seconds=60):
+def sleeping():
     Path("asleep").touch()
-    time.sleep(seconds)
-    return arrays()
+    time.sleep(60)
