@@ -99,6 +99,8 @@ def test_a_word_that_is_no_verb_gets_what_was_meant_ready_to_be_typed(asked, tmp
     ("prepare out=gs://b/d", "Expected out to be a folder that this machine can write to, received gs://b/d"),
     ("prepare out", "Expected key=value or group=choice, received out. Try out=VALUE."),
     *((f"prepare out=d {typed}", words) for typed, words in (
+        ("data=digitz", "received digitz. Try data=digits."),
+        ("data.shuffle=maybe", "Expected data.shuffle to be true or false, received maybe"),
         ("sed=1", "Expected a key that exists, received sed. Try seed=1."),
         ("model=cnn", "received model. Try `python -m pipeline prepare --help`"),
         ("data.path=x", "Expected data.path=null with data=mnist5k, which reads none, received x"),
