@@ -3,25 +3,13 @@
 import re
 import signal
 import time
-from pathlib import Path
 
 import psutil
 import pytest
-from conftest import CONF, LONG, QUICK, Ran, UnderWay, left_behind, logged, sampled, start
+from conftest import CONF, LONG, QUICK, UnderWay, left_behind, logged, sampled, start
 
 TWO = ("strategy=multi_worker", "workers=2")
 OWN = (*QUICK, f"--config-dir={CONF}", "model=tiny", "data=numbered")
-
-
-def harmed(folder: Path, rank: int, number: int, *arguments: str, moment: str = "steps") -> Ran:
-    """Starts a long run on two processes and sends one a signal in the middle; returns how it ended."""
-    with UnderWay(folder, *QUICK, *TWO, *LONG, "launch.max_restarts=0", *arguments) as run:
-        run.until_told(moment)
-        run.until_told("started", 2)
-        run.harm(number, rank)
-        return run.ended(90)
-
-
 KILLED, SILENT, MEMORY = "was killed by SIGKILL", "gave no sign of life", "strategy.collective=shared_memory"
 SOON = "launch.heartbeat_timeout=10"
 TWO_HOSTS = ("workers=4", "hardware=2x2cpu", "strategy.devices_per_process=1", MEMORY)
@@ -49,7 +37,11 @@ SLOW_HARMS = sampled([harm for harm in HARMS if harm not in QUICK_HARMS], 5)
 @pytest.mark.parametrize("harm", [*QUICK_HARMS, *(pytest.param(harm, marks=pytest.mark.slow) for harm in SLOW_HARMS)])
 def test_a_process_that_is_killed_or_stopped_is_named_and_the_run_fails(tmp_path, harm):
     rank, number, words, *arguments = HARMS[harm]
-    ran = harmed(tmp_path, rank, number, *arguments, moment="started" if "joins" in harm else "steps").failed()
+    with UnderWay(tmp_path, *QUICK, *TWO, *LONG, "launch.max_restarts=0", *arguments) as run:
+        run.until_told("started" if "joins" in harm else "steps")
+        run.until_told("started", 2)
+        run.harm(number, rank)
+        ran = run.ended(90).failed()
     assert words in ran.err
     assert ran.result["status"] == "FAILED"
     assert words in ran.result["error"]

@@ -214,9 +214,9 @@ def test_of_three_workers_one_never_comes_back_and_two_go_on(pipeline):
 @pytest.mark.parametrize(("layout", "restarts"), [(ONE, 2), pytest.param(TWO, 1, marks=pytest.mark.slow)])
 def test_a_training_that_diverges_stops_or_goes_back_with_half_the_rate(pipeline, layout, restarts):
     command = (
-        *QUICK, *layout, "model.build._target_=own.ballast", "data.build._target_=own.exploding_data",
-        "data.shuffle=false", "train.global_batch=8", "train.steps_per_call=1", "checkpoint.every_steps=1",
-        "train.epochs=1",
+        *QUICK, *layout, "model.build._target_=own.ballast", "data.build._target_=own.nan_data",
+        "+data.build.value=1e18", "+data.build.place=20", "data.shuffle=false", "train.global_batch=8",
+        "train.steps_per_call=1", "checkpoint.every_steps=1", "train.epochs=1",
     )  # fmt: skip
     stopped = pipeline(*command).failed()
     assert "at step 3. Try a smaller train.learning_rate, train.on_divergence=rollback" in stopped.err
