@@ -440,7 +440,7 @@ def test_counters_of_processors_and_gpus_are_added_up_also_where_they_begin_anew
 
 
 @pytest.mark.slow
-def test_a_size_that_no_run_had_is_timed_on_one_device_unless_that_is_unwanted_or_known(pipeline, tmp_path):
+def test_a_size_that_no_run_had_is_timed_on_one_device_unless_that_is_unwanted_or_known_and_scored(pipeline, tmp_path):
     point = ("strategy=parameter_server", "model=mlp", "data=digits", "tracking=none", "measure.baseline=none",
              "measure.repeats=3", "train.steps=6")  # fmt: skip
     pipeline("-m", *point, "workers=1,2", "model.build.hidden=[16],[256]").ok()
@@ -457,29 +457,15 @@ def test_a_size_that_no_run_had_is_timed_on_one_device_unless_that_is_unwanted_o
     timed = lines[0]["fitted_on"]["timed_step_seconds"]
     # How far it goes towards what was timed depends on how far lives of its processes lay apart.
     assert lines[0]["low"] <= 64 / timed <= lines[0]["high"]
-    for known in (("predict.time_one=false", *other), ("mode=predict", *point, "model.build.hidden=[16]")):
+    priced = (*point, "model.build.hidden=[16]", "hardware.price_per_hour=2")
+    for known in (("predict.time_one=false", *other), ("mode=predict", *priced, "train.epochs=3", "train.steps=null")):
         shown = pipeline(*known, "workers=2").ok()
         assert "timed" not in shown.out.partition("predicted  ")[2]
     assert not list((tmp_path / "outputs").glob("runs/*"))
-
-
-def test_devices_that_are_elsewhere_are_not_timed(pipeline, tmp_path):
-    there = ("strategy=mirrored", "model=mlp", "data=digits", "hardware=2gpu")
-    ran(tmp_path / "outputs", planned(*there), [1e-3] * 3)
-    shown = pipeline("mode=predict", *there, "model.build.hidden=[64]").ok()
-    assert ("Timing" in shown.out, "timed" in shown.out) == (False, False)
-
-
-@pytest.mark.slow
-def test_a_prediction_is_scored_by_the_run_that_comes_after_it(pipeline, tmp_path):
-    point = ("strategy=mirrored", "model=mlp", "data=digits", "tracking=none", "measure.baseline=none",
-             "measure.steps=5", "measure.repeats=3", "train.steps=6")  # fmt: skip
-    assert pipeline("-m", *point, "workers=1,2").code == 0
-    priced = (*point, "workers=2", "hardware.price_per_hour=2")
-    shown = pipeline("mode=predict", *priced, "train.epochs=3", "train.steps=null").ok()
-    assert "fitted on  2 runs: mirrored, mlp" in shown.out
+    assert "fitted on  4 runs: parameter_server, mlp" in shown.out
     assert "at hardware.price_per_hour=2 on 1 host" in shown.out
-    assert pipeline(*priced, "resume=never").code == 0
+    # It is scored by the run that comes after it.
+    pipeline(*priced, "workers=2", "resume=never").ok()
     (path,) = tmp_path.glob("outputs/runs/*/result.json")
     result = json.loads(path.read_text())
     (scored,) = result["predictions"]
@@ -487,7 +473,14 @@ def test_a_prediction_is_scored_by_the_run_that_comes_after_it(pipeline, tmp_pat
     assert scored["held"] == (scored["low"] <= scored["measured"] <= scored["high"])
     assert calibration.score([results.from_values(result)]).count == 1
     assert result["cost_to_finish"] == pytest.approx(2.0 * result["seconds_to_finish"] / 3600)
-    assert "1 prediction scored: off by" in pipeline("mode=predict", *point, "workers=2").out
+    assert "1 prediction scored: off by" in pipeline("mode=predict", *priced, "workers=2").out
+
+
+def test_devices_that_are_elsewhere_are_not_timed(pipeline, tmp_path):
+    there = ("strategy=mirrored", "model=mlp", "data=digits", "hardware=2gpu")
+    ran(tmp_path / "outputs", planned(*there), [1e-3] * 3)
+    shown = pipeline("mode=predict", *there, "model.build.hidden=[64]").ok()
+    assert ("Timing" in shown.out, "timed" in shown.out) == (False, False)
 
 
 @pytest.mark.slow
@@ -502,13 +495,11 @@ def test_intervals_hold_17_of_20_and_are_few_times_as_wide_as_the_spread_of_equa
     assert half_width < widest * math.sqrt(np.mean([apart**2 for _, apart in made if apart]))
 
 
-def test_what_earlier_predictions_were_off_is_taken_off_the_more_the_more_they_are():
+def test_what_earlier_predictions_were_off_is_taken_off_and_the_interval_has_luck_and_doubt_once():
     few, some, many = (calibration.calibration([], [(-0.15, 0.02)] * count).shift for count in (1, 4, 16))
     assert 0 > few > some > many > -0.15
     assert many < -0.1
-
-
-def test_a_runs_luck_is_in_the_interval_once_and_what_the_fit_is_unsure_of_beside_it():
+    # A run's luck is in the interval once, and what the fit is unsure of beside it.
     sure = calibration.calibration([(f"{place // 2}", 0.1 * (-1) ** place) for place in range(200)], [])
     assert sure.spread == pytest.approx(0.1 * math.sqrt(2), rel=0.02)
     # Until predictions have told what the model is off, that is half as much (in variances) as runs lie apart.

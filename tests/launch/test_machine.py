@@ -160,14 +160,6 @@ def test_cores_are_those_that_this_process_may_run_on_and_a_container_s_quota_co
     assert this_machine.usable_cores(tmp_path / "cpu.max") == cores
 
 
-def test_affinity_counts():
-    try:
-        os.sched_setaffinity(0, ALLOWED[-1:])
-        assert this_machine.detect({}).cores == ALLOWED[-1:]
-    finally:
-        os.sched_setaffinity(0, ALLOWED)
-
-
 @pytest.mark.parametrize(("text", "name"), [
     ("processor\t: 0\nmodel name\t: A: processor (R) @ 2 GHz\nmodel name\t: another\n", "A: processor (R) @ 2 GHz"),
     ("processor\t: 0\nBogoMIPS\t: 50\n", os.uname().machine),
@@ -247,13 +239,18 @@ def test_tpu_chips_are_files_that_their_driver_makes(tmp_path):
         assert this_machine.installed_tpus({}, new, bus(tmp_path / "pci", *identity)) == ()
 
 
-def test_a_machine_is_found_out_from_the_environment_that_is_given(tmp_path, monkeypatch):
+def test_a_machine_is_found_out_from_the_environment_and_the_affinity_that_are_given(tmp_path, monkeypatch):
     nvidia_smi(tmp_path, "echo 'NVIDIA H100'; echo 'NVIDIA H100'", monkeypatch)
     found = this_machine.detect({"CUDA_VISIBLE_DEVICES": "1"})
     assert found.gpus == ("NVIDIA H100",)
     assert found.hostname == os.uname().nodename
     assert 0 < found.memory_gib < 1e5
-    assert this_machine.detect({}).gpus == ("NVIDIA H100", "NVIDIA H100")
+    try:
+        os.sched_setaffinity(0, ALLOWED[-1:])
+        found = this_machine.detect({})
+        assert (found.gpus, found.cores) == (("NVIDIA H100", "NVIDIA H100"), ALLOWED[-1:])
+    finally:
+        os.sched_setaffinity(0, ALLOWED)
 
 
 def test_a_command_looks_at_the_machine_once_however_many_points_it_has(asked, tmp_path, monkeypatch):

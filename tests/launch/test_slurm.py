@@ -1,8 +1,10 @@
-"""`cluster=slurm`, on a real Slurm of four pretend nodes."""
+"""`cluster=slurm`, on a real Slurm of four pretend nodes, and `cluster=mpi`."""
 
 import json
+import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,15 +17,16 @@ from types import SimpleNamespace
 
 import pretend_slurm
 import pytest
-from conftest import QUICK, Ran, UnderWay, environment, final_losses, left_behind, once_in_mlflow, until
+from conftest import QUICK, Ran, UnderWay, environment, final_losses, launched, left_behind, once_in_mlflow, until
 from pretend_slurm import Slurm
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import LaunchError, options_of
-from pipeline.launch.mpi import OPEN_MPI, SLURM, Place, place_of
+from pipeline.launch.mpi import OPEN_MPI, SLURM, Meeting, MpiCluster, Place, place_of
 from pipeline.launch.slurm import SlurmCluster, queue, within
 from pipeline.launch.slurm.queue import Allocation, allocation_of, counts_of, hosts_of
 from pipeline.launch.slurm.script import SlurmOptions, batch_script, check, clean
+from pipeline.record.log import read_json
 
 SMALL = (*QUICK, "model=mlp", "data=digits", "train.learning_rate=0.01")
 TWO = ("strategy=multi_worker", "workers=2", "train.deterministic=true", *SMALL)
@@ -240,7 +243,6 @@ def slurm_options(**options: object) -> SlurmOptions:
 @pytest.mark.parametrize(("options", "words"), [
     ({"nodes": 2, "tasks": 3}, "Expected tasks that divide evenly over 2 nodes, received 3."),
     ({"extra": ["--nodes=3"]}, "received --nodes=3. Try cluster.options.nodes"),
-    ({"extra": ["high"]}, "Expected cluster.options.extra to be options of sbatch, received \\['high'\\]."),
 ])  # fmt: skip
 def test_options_that_no_job_can_have_are_refused_in_words(options, words):
     with pytest.raises(LaunchError, match=words):
@@ -283,3 +285,58 @@ def test_an_environment_says_what_an_allocation_has_and_where_a_process_is():
     assert place_of(OPEN_MPI, place) == Place("7", 1, 4, 1, 2)
     with pytest.raises(LaunchError, match="Expected OMPI_COMM_WORLD_LOCAL_RANK below OMPI_COMM_WORLD_LOCAL_SIZE, rec"):
         place_of(OPEN_MPI, place | {"OMPI_COMM_WORLD_LOCAL_RANK": "7"})
+
+
+FEW = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true", "train.steps=30")
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
+needs_mpirun = pytest.mark.skipif(
+    shutil.which("mpirun") is None, reason="mpirun is not installed: apt-get install openmpi-bin"
+)
+
+
+def by_mpirun(folder: Path, processes: int, *arguments: str) -> Ran:
+    return launched(folder, *MPIRUN, "-n", f"{processes}", sys.executable, "-m", "pipeline", "cluster=mpi", *arguments)
+
+
+@pytest.mark.slow
+@needs_mpirun
+def test_two_and_four_processes_train_to_the_losses_of_one_host(tmp_path):
+    both = ("-m", "strategy=multi_worker", "workers=2,4", "sweep.name=both", *FEW)
+    alone = UnderWay(tmp_path / "here", *both).ended(240).ok()
+    # In the first point two of the places have nothing to do.
+    ran = by_mpirun(tmp_path / "there", 4, *both).ok()
+    assert [final_losses(result) for result in ran.results] == [final_losses(result) for result in alone.results]
+    assert [result["hosts"] for result in ran.results] == [2, 4]
+    assert (ran.run_folders[1] / "point-3.log").exists()
+    assert not list((tmp_path / "there/outputs/mpi").iterdir())
+    assert not left_behind(tmp_path / "there")
+
+
+@needs_mpirun
+def test_what_is_refused_ends_all_of_them_in_words(tmp_path):
+    ran = by_mpirun(tmp_path, 2, "strategy=mirrored", "workers=9999", *FEW)
+    assert ran.code != 0
+    assert "Traceback" not in ran.err
+    assert "Expected" in ran.err
+    assert not left_behind(tmp_path)
+
+
+def test_without_a_launcher_it_is_refused_in_words_and_planned_all_the_same(asked):
+    refused = asked("cluster=mpi", "strategy=multi_worker", "workers=2", *FEW).failed(2)
+    assert "Expected a process that an MPI launcher has started" in refused.err
+    assert "Try `mpirun --bind-to none -n 2 python -m pipeline cluster=mpi ...`, or cluster=local." in refused.err
+    planned = asked("mode=plan", "cluster=mpi", "strategy=multi_worker", "workers=2", *FEW).ok()
+    assert "mpirun --bind-to none -n " in planned.out
+
+
+def test_where_they_meet_is_for_nobody_else(tmp_path):
+    options = {"folder": f"{tmp_path}/mpi"}
+    place = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "7"}
+    made = MpiCluster(ClusterConfig("mpi", options=options), place)
+    made.begin("127.0.0.1:80")
+    (path,) = (tmp_path / "mpi").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_json(Meeting, path) == Meeting("127.0.0.1:80", made.token.decode())
+    made.end()
+    assert not os.listdir(path.parent)
+    made.close(0)

@@ -133,10 +133,15 @@ def test_devices_that_share_cores_and_hosts_that_stand_for_others_are_said(
     assert sorted(plan.notes) == sorted(notes)
 
 
-def test_auto_takes_the_gpus_or_else_the_cores_and_gpus_that_are_not_there_are_refused_saying_what_is():
+def test_auto_takes_the_gpus_a_tpu_under_its_strategy_or_the_cores_and_gpus_that_are_not_there_are_refused():
     assert make(config(), machine(4, 2)).processes[0].devices == ("GPU:0", "GPU:1")
     assert make(config(), machine(4)).processes[0].devices == ("CPU:0", "CPU:1", "CPU:2", "CPU:3")
     assert make(config(hardware__rehearse=True), machine(4, 2)).hardware.kind == "cpu"
+    there = dataclasses.replace(machine(), tpus=("/dev/vfio/0", "/dev/vfio/1"))
+    assert make(config("tpu", "auto"), there).processes[0].devices == ("TPU:0", "TPU:1")
+    assert make(config("mirrored", "auto"), there).hardware.kind == "cpu"
+    with pytest.raises(UserError, match="Try hardware=tpu_v5e_8"):
+        make(config("tpu", "auto", hardware__rehearse=True), there)
     lacks = r"hardware=8gpu has 8 GPUs, this machine has 2 and 4 CPU cores"
     with pytest.raises(UserError, match=rf"{lacks}. Try hardware=2gpu,"):
         make(config("mirrored", "8gpu"), machine(4, 2))
@@ -406,6 +411,12 @@ def test_a_tpu_has_no_baseline_beside_it_and_says_so_and_a_batch_that_nobody_nam
     assert "baseline" not in " ".join(on_tpu(measure__baseline=Baseline.none).notes)
     assert on_tpu(data__train_examples=100).training.replica_batch == 12
     assert on_tpu(data__train_examples=100, train__replica_batch=12).training.global_batch == 96
+    # A rehearsal has its batches and precision, and a baseline.
+    plan = on_tpu(machine(2), hardware__rehearse=True)
+    assert (plan.hardware.kind, plan.hardware.rehearsal, plan.measurement.baseline) == ("cpu", True, "once")
+    for each, batch in ((plan, 512), (baseline_of(plan, machine(2)), 64)):
+        facts = each.training.precision, each.strategy.static_batches, each.training.global_batch
+        assert facts == ("mixed_bfloat16", True, batch)
 
 
 @pytest.mark.parametrize(("examples", "shuffle", "words"), [
@@ -417,14 +428,6 @@ def test_a_tpu_has_no_baseline_beside_it_and_says_so_and_a_batch_that_nobody_nam
 def test_what_static_batches_leave_out_is_said(examples, shuffle, words):
     said = " ".join(on_tpu(data__train_examples=examples, data__shuffle=shuffle).notes)
     assert ("each epoch" in said, words in said) == (bool(words), True)
-
-
-def test_a_rehearsal_of_a_tpu_has_its_batches_and_precision_and_a_baseline():
-    plan = on_tpu(machine(2), hardware__rehearse=True)
-    assert (plan.hardware.kind, plan.hardware.rehearsal, plan.measurement.baseline) == ("cpu", True, "once")
-    for each, batch in ((plan, 512), (baseline_of(plan, machine(2)), 64)):
-        facts = each.training.precision, each.strategy.static_batches, each.training.global_batch
-        assert facts == ("mixed_bfloat16", True, batch)
 
 
 @pytest.mark.parametrize(("given", "named", "chips", "found"), [
@@ -451,14 +454,6 @@ def test_an_address_that_is_none_is_refused_and_the_one_offered_is_taken(address
         on_tpu(machine(), strategy__build=build | {"address": address})
     offered = str(refused.value).rpartition("Try strategy.build.address=")[2].rstrip(".")
     assert on_tpu(machine(), strategy__build=build | {"address": offered}).strategy.build["address"] == offered
-
-
-def test_hardware_auto_is_the_tpu_that_is_attached_under_strategy_tpu_alone():
-    there = dataclasses.replace(machine(), tpus=("/dev/vfio/0", "/dev/vfio/1"))
-    assert make(config("tpu", "auto"), there).processes[0].devices == ("TPU:0", "TPU:1")
-    assert make(config("mirrored", "auto"), there).hardware.kind == "cpu"
-    with pytest.raises(UserError, match="Try hardware=tpu_v5e_8"):
-        make(config("tpu", "auto", hardware__rehearse=True), there)
 
 
 def test_a_plan_survives_json_with_whatever_a_person_gave_and_takes_ports():
@@ -537,9 +532,7 @@ def test_processes_are_on_the_cores_that_their_own_host_has_and_hosts_are_named(
     # One process takes the first host.
     plan = over(machine, "mirrored")
     assert (plan.workers, plan.hardware.hosts, plan.host_of(plan.processes[0])) == (2, 1, "a")
-
-
-def test_different_hosts_are_said_and_the_least_decides():
+    # Where they are different that is said, and the least decides.
     plan = over(inventory([host("a", *range(16)), host("b", *range(8)), host("c", *range(16))]))
     assert (plan.workers, plan.notes[0]) == (24, "b has 8 cores, the others 16: the slowest decides.")
     plan = over(inventory([host("a", 0), host("b", 0, cpu="Another")]))

@@ -415,7 +415,7 @@ def test_a_sweep_is_a_row_a_point_with_reasons_below() -> None:
 
 
 def test_points_that_differ_are_called_not_comparable_but_for_a_batch_that_follows_and_what_has_failed() -> None:
-    """All that they can differ in is in test_comparable."""
+    """All that they can differ in is in test_compare."""
     weak = a_result(precision="float32")
     text = shown(sweep_of([weak, weak | {"replica_batch": 128}]), 200)
     assert "since batch rule differs (replica batch 64: point 0; replica batch 128: point 1)" in text
