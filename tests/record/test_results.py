@@ -96,7 +96,7 @@ def test_a_file_is_read_as_it_was_written_and_one_that_is_broken_not_at_all(form
         assert form.read(folder) == values
 
 
-def test_a_result_of_0_1_0_is_read_and_comes_out_as_it_went_in():
+def test_results_events_and_plans_of_0_1_0_are_read_and_come_out_as_they_went_in_and_plans_keep_their_names():
     paths = sorted(OLD.glob("**/result.json"))
     assert paths
     for path in paths:
@@ -105,6 +105,21 @@ def test_a_result_of_0_1_0_is_read_and_comes_out_as_it_went_in():
         # What a later version adds is passed over.
         assert results.from_values(then | {"version": 99, "flux": 1}) == result
         assert (result.ending.status, result.choices.data, result.training.parameters) == ("FINISHED", "digits", 9610)
+    for line in (line for path in OLD.glob("**/events.jsonl") for line in path.read_bytes().splitlines(keepends=True)):
+        event, values = from_line(line), json.loads(line)
+        assert not isinstance(event, Unknown), line
+        if isinstance(event, Sized):
+            assert event.size is not None
+        else:
+            assert to_plain(event).items() >= values.items()
+    for path in OLD.glob("**/plan.json"):
+        then = json.loads(path.read_text())
+        now = json.loads(plan.from_json(path.read_text()).to_json())
+        assert now.pop("version") == plan.VERSION
+        assert then.items() <= now.items()
+        assert plan.identity(now) == plan.identity(then)
+    planned = planning.make(config("mirrored", workers=2), machine())
+    assert plan.from_values(json.loads(planned.to_json()) | {"version": 99, "flux": 1}) == planned
 
 
 @pytest.mark.parametrize("odd", [None, "?", [], {}, float("nan"), float("inf"), True, -1.0, [None, {"error": "?"}]])
@@ -213,18 +228,6 @@ def test_its_sweep_is_read_reported_compared_and_predicted_from(tmp_path):
     assert {timed_run.plan.strategy.name for timed_run in runs} == {"mirrored", "multi_worker"}
 
 
-def test_an_earlier_plan_comes_out_as_it_went_in_and_keeps_its_names():
-    for path in sorted(OLD.glob("**/plan.json")):
-        then = json.loads(path.read_text())
-        now = json.loads(plan.from_json(path.read_text()).to_json())
-        assert now.pop("version") == plan.VERSION
-        assert then.items() <= now.items()
-        assert plan.identity(now) == plan.identity(then)
-    # What a later version adds is passed over.
-    planned = planning.make(config("mirrored", workers=2), machine())
-    assert plan.from_values(json.loads(planned.to_json()) | {"version": 99, "flux": 1}) == planned
-
-
 @pytest.mark.parametrize("kind", [plan.Plan, Config])
 def test_each_field_says_what_it_is_part_of(kind):
     assert [name for name, field in leaves(kind).items() if SAYS not in field.metadata] == [], (
@@ -263,17 +266,6 @@ def test_who_passes_an_event_on_says_by_whom_and_when_it_was_told():
     # An earlier moment, and a group, stay.
     earlier = Warned("Slow.", time=2.0, group="baseline")
     assert stamped(earlier, 8.0, "point") == earlier
-
-
-def test_every_line_of_0_1_0_is_read_and_written_as_it_was():
-    for path in sorted(OLD.glob("**/events.jsonl")):
-        for line in path.read_bytes().splitlines(keepends=True):
-            event, values = from_line(line), json.loads(line)
-            assert not isinstance(event, Unknown), line
-            if isinstance(event, Sized):
-                assert event.size is not None
-            else:
-                assert to_plain(event).items() >= values.items()
 
 
 @pytest.mark.parametrize("values", [
