@@ -55,7 +55,7 @@ VARIED = [pytest.param(partial(make, vary=True), id=f"{make.__name__} varied") f
 MAKES = [*PLAIN, *VARIED]
 
 
-# Where it begins is the same arithmetic for arrays and data sets, which take all places in `test_batches`.
+# Where it begins is the same arithmetic for arrays and data sets, which take all places in `test_tpu.py`.
 @pytest.mark.parametrize("make", VARIED)
 @pytest.mark.parametrize("name", sampled(list(LAYOUTS), 3))
 def test_a_stream_of_examples_goes_on_from_the_middle_of_an_epoch(tmp_path, name, make):

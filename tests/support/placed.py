@@ -1,4 +1,4 @@
-"""Trains models that are laid over devices, and says of each what it came to and what ran where; see test_placement."""
+"""Trains models that are laid over devices, and says of each what it came to and what ran where; see test_devices."""
 
 import json
 import sys

@@ -7,7 +7,7 @@ import pytest
 import whole
 from conftest import QUICK, Ran, sampled
 from conftest import weights as digests
-from equality import assert_equal, last, losses, sweep, weights
+from equality import assert_equal, last, sweep, weights
 
 from pipeline.data import synthetic
 
@@ -90,18 +90,6 @@ def test_several_replicas_learn_and_have_nothing_to_note(pipeline, name):
     result = pipeline(*QUICK, "workers=2", *arguments, "train.check=true").ok().result
     assert result["val_metrics"][metric] > least
     assert result["notes"] == []
-
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_losses_to_the_last_bit(pipeline):
-    (strategy,) = sampled(("mirrored", "multi_worker"), 1)
-    ran = pipeline(
-        "-m", *QUICK, f"strategy={strategy}", "workers=2", "train.deterministic=true", "data=digits",
-        "model.build.filters=[8,16]", "train.steps=20", "train.steps_per_call=4,7",
-    ).ok()  # fmt: skip
-    first, second = map(losses, ran.run_folders)
-    assert len(first) == 20
-    assert first == second
 
 
 def test_asynchronous_workers_refuse_what_is_no_sum_and_gathering(pipeline, asked):
@@ -189,7 +177,8 @@ KILLED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KILLED)
+# `test_checkpoint.py` resumes the first two to the last bit in one process: another one in each run of CI.
+@pytest.mark.parametrize("kind", [*sampled(["changed", "running"], 1), *list(KILLED)[2:]])
 def test_a_training_that_was_killed_goes_on_with_all_of_it(pipeline, tmp_path, kind):
     (strategy,) = sampled(("mirrored", "multi_worker"), 1)
     trained, callbacks = KILLED[kind]
