@@ -188,7 +188,6 @@ QUICK: dict[str, Callable[[], dict[str, Any]]] = {
     },
 }  # fmt: skip
 SLOW: dict[str, Callable[[], dict[str, Any]]] = {
-    "arrays": lambda: {**ARRAYS, "epochs": 3},
     "float64 lists of arrays": lambda: {
         "x": X.astype("float64"), "y": Y[:, None], "sample_weight": WEIGHTS.astype("float64"), "epochs": 2,
     },
@@ -204,8 +203,7 @@ SLOW: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "epochs that share a pass": lambda: {"x": batched(), "epochs": 4, "steps_per_epoch": 2},
     "generator": lambda: {"x": generated(), "epochs": 2, "steps_per_epoch": 4},
-    "PyDataset of as many batches each time": lambda: {"x": Told([3]), "epochs": 3, "shuffle": True},
-    "PyDataset in processes": lambda: {"x": Told([3], use_multiprocessing=True), "epochs": 3},
+    "PyDataset in processes": lambda: {"x": Told([3], use_multiprocessing=True), "epochs": 3, "shuffle": True},
     "PyDataset without end": lambda: {"x": Endless([3], **OF_MANY), "epochs": 3, "steps_per_epoch": 2},
     "PyDataset ended early": lambda: {"x": Told([5]), "epochs": 3, "callbacks": [Stopping("on_train_batch_end", at=1)]},
     "PyDataset validated in part": lambda: noted([3], [4], validation_steps=2),
