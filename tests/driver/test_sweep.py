@@ -3,13 +3,15 @@
 import dataclasses
 import json
 import os
+import random
 import shlex
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, Ran, logged, with_
+from conftest import QUICK, Ran, UnderWay, left_behind, logged, with_
 from plans import config, machine
 
 from pipeline.commands.train import options
@@ -35,7 +37,7 @@ SWEEP = Path("outputs/sweeps/mine")
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
-    return json.loads((folder / "sweep.json").read_text())["points"]
+    return json.loads(path.read_text())["points"] if (path := folder / "sweep.json").exists() else []
 
 
 def written(folder: Path) -> dict[str, int]:
@@ -88,6 +90,26 @@ def test_a_point_that_another_command_has_ended_is_noted_in_its_sweep_and_not_ru
     with pytest.raises(UserError, match=r"received .*0_mirrored\.3, on which one still works\. Try again"):
         resume.find(Config(), None, tmp_path, only=later)
     lock.release()
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
+    command = ("-m", "experiment=scaling", "tracking=none", "measure.repeats=1", "measure.steps=4", *SMALL)
+    folder, seed = tmp_path / "outputs/sweeps/scaling_mlp_digits", os.environ["TEST_SEED"]
+    with UnderWay(tmp_path, *command):
+        time.sleep(random.Random(seed).uniform(0.5, 11.0))
+    assert not left_behind(tmp_path, 30)
+    done = [folder / each["folder"] for each in entries(folder) if each["status"] == "FINISHED"]
+    before = [written(each) for each in done]
+    ran = UnderWay(tmp_path, *command).ended().ok()
+    assert [written(each) for each in done] == before, seed
+    points = entries(folder)
+    assert [each["status"] for each in points] == ["FINISHED"] * len(points)
+    assert len({each["folder"] for each in points}) == len(points) == len(list(folder.glob("*/result.json")))
+    again = UnderWay(tmp_path, *command).ended().ok()
+    assert f"{len(points)} of {len(points)} points have finished and are kept." in again.out
+    assert again.seconds < ran.seconds or len(done) == len(points)
+    assert not left_behind(tmp_path)
 
 
 @pytest.mark.slow
