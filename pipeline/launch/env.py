@@ -93,11 +93,11 @@ class EnvCluster(DiallingCluster):
         self._tasks = tasks_of(environ)
         timeout = self.dial_seconds = self.return_seconds = options_of(config, EnvOptions).timeout
         self._timeout, self.own_name = timeout, str(self._tasks.own)
+        self._instead = f"the same command there, or cluster.options.timeout={2 * timeout:g}"
         others = [task for task in self._tasks.tasks if task != self._tasks.own and task.kind != EVALUATOR]
         self._others = {str(task): task.address for task in others}
         names = json.dumps([str(task) for task in self._tasks.tasks])
-        token = environ.get(TOKEN) or hashlib.sha256(names.encode()).hexdigest()
-        super().__init__(config, environ, token.encode())
+        super().__init__(config, environ, (environ.get(TOKEN) or hashlib.sha256(names.encode()).hexdigest()).encode())
         self.local, self._drives = LocalCluster(config, environ), False
 
     def serve(self, say: Callable[[str], None], signalled: Callable[[], int | None]) -> int | None:
@@ -126,9 +126,7 @@ class EnvCluster(DiallingCluster):
                 if (number := signalled()) is not None:
                     return 128 + number
                 if time.monotonic() > until:
-                    received, again = f"nothing from it for {self._timeout:g} s", 2 * self._timeout
-                    instead = f"the same command there, or cluster.options.timeout={again:g}"
-                    raise LaunchError(f"{driver} to conduct", received, instead)
+                    raise LaunchError(f"{driver} to conduct", f"nothing from it for {self._timeout:g} s", self._instead)
                 time.sleep(POLL_SECONDS)
             say(f"{driver} has begun.")
             endpoint.stop_listening()
@@ -185,9 +183,8 @@ class EnvCluster(DiallingCluster):
 
     def missing(self, names: Sequence[str]) -> str:
         """Says what a user can do about tasks that are not there."""
-        received, again = f"no answer for {self._timeout:g} s", 2 * self._timeout
-        instead = f"the same command there, or cluster.options.timeout={again:g}"
-        return str(LaunchError(f"{' and '.join(names)} to be there", received, instead))
+        expected = f"{' and '.join(names)} to be there"
+        return str(LaunchError(expected, f"no answer for {self._timeout:g} s", self._instead))
 
     def _where(self, plan: Plan) -> dict[int, str]:
         return {rank: str(task) for rank, task in self._tasks_of(plan).items()}

@@ -217,8 +217,7 @@ class HostsCluster(DiallingCluster):
 
     def _start_agent(self, name: str, address: str) -> None:
         self._failed.pop(name, None)
-        why = self._give_copy(name) or self._typed(name, self._command(name, address), self.token + b"\n")
-        if why is not None:
+        if why := self._give_copy(name) or self._typed(name, self._command(name, address), self.token + b"\n"):
             self._failed[name] = why
         self._tried[name] = time.monotonic()
 

@@ -62,8 +62,7 @@ class LocalCluster(Cluster):
 
     def inventory(self) -> Machine:
         """This machine, as far as a process with the given environment may use it, looked at once."""
-        if self._machine is None:
-            self._machine = this_machine.detect(self._environ)
+        self._machine = self._machine or this_machine.detect(self._environ)
         return self._machine
 
     def helpers(self) -> Helpers:

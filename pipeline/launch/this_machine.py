@@ -11,7 +11,6 @@ import errno
 import functools
 import os
 import platform
-import shutil
 import socket
 import subprocess
 import time
@@ -94,8 +93,6 @@ def cpu_name(cpuinfo: Path) -> str:
 
 def installed_gpus() -> tuple[str, ...]:
     """A name for each NVIDIA GPU in the machine; empty where there is no driver."""
-    if shutil.which("nvidia-smi") is None:
-        return ()
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):
         listed = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout

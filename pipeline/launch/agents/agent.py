@@ -146,8 +146,7 @@ class Agent:
                     plan = on_cores(plan, ranks, this_machine.usable_cores())
                     (own := folder / str(number)).mkdir()
                     self._lines.append(lines := Lines(plan, group, ranks, own))
-                    running = self._cluster.start(plan, group, own, ranks)
-                    self._jobs[number] = _Job(message, plan, running, own, lines)
+                    self._jobs[number] = _Job(message, plan, self._cluster.start(plan, group, own, ranks), own, lines)
                 case messages.Ask(number=number, request=list() as ports):
                     self._send(messages.Response(number, list(self._cluster.hold(self._address, ports))))
                 case messages.Ask(number=number, request=str() as request, timeout=timeout):
@@ -312,8 +311,7 @@ def on_cores(plan: Plan, ranks: list[int], usable: tuple[int, ...]) -> Plan:
         return plan
     left, processes = iter(usable if len(named) <= len(usable) else ()), list(plan.processes)
     for rank in ranks:
-        cores = tuple(islice(left, len(processes[rank].cores)))
-        processes[rank] = replace(processes[rank], cores=cores)
+        processes[rank] = replace(processes[rank], cores=tuple(islice(left, len(processes[rank].cores))))
     return replace(plan, processes=tuple(processes))
 
 
@@ -326,7 +324,8 @@ class Lines:
 
     def __init__(self, plan: Plan, group: str, ranks: Iterable[int], folder: Path) -> None:
         # Those that others have left are sent first, see `messages.unheard`. Names are in the order of time.
-        self._left, name, self._own = list[Path](), f"unheard-{time.time_ns()}.jsonl", folder
+        self._left, name = list[Path](), f"unheard-{time.time_ns()}.jsonl"
+        self._own = folder / name
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         if plan.checkpoint.folder is not None and group == "point" and 0 in ranks:
             places = list[Path]()
@@ -337,10 +336,9 @@ class Lines:
                 places[-1].mkdir(parents=True, exist_ok=True)
                 left = [path for place in places for path in place.glob("unheard-*.jsonl")]
                 self._left = sorted(left, key=lambda path: path.name)
-                self._file, self._own = os.open(places[-1] / name, flags, 0o644), places[-1]
-        if self._own == folder:
-            self._file = os.open(folder / name, flags, 0o644)
-        self._own /= name
+                self._file, self._own = os.open(places[-1] / name, flags, 0o644), places[-1] / name
+        if self._own == folder / name:
+            self._file = os.open(self._own, flags, 0o644)
         # Files that are yet to be sent, and how much of the first of them was.
         self._files: list[Path | int] = [*self._left, self._file]
         self._sent = 0

@@ -262,7 +262,7 @@ class Connection(asyncio.Protocol):
         self._greeted = True
         channel.greeted(theirs, self)
         if theirs.dial:
-            self._endpoint.dial_back(self, channel, theirs.dial)
+            self._endpoint.dial(channel.name, theirs.dial, after=self)
         self._endpoint.tell()
         self.write()
 

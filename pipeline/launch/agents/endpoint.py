@@ -91,15 +91,11 @@ class Endpoint:
         """Lets go of the ports that it listens at; connections stay."""
         asyncio.run_coroutine_threadsafe(_end(self._ports), self._loop).result()
 
-    def dial(self, name: str, address: str | Callable[[], socket.socket]) -> Channel:
-        """Returns a channel to HOST:PORT, or to whom a function connects; dialled whenever it has no connection."""
+    def dial(self, name: str, address: str | Callable[[], socket.socket], after: Connection | None = None) -> Channel:
+        """Returns a channel to HOST:PORT or to whom a function connects; dialled if unconnected and `after` is over."""
         channel = self.channel(name)
-        self._begin(self._keep_dialling(channel, address), self._tasks)
+        self._begin(self._keep_dialling(channel, address, after), self._tasks)
         return channel
-
-    def dial_back(self, connection: Connection, channel: Channel, address: str) -> None:
-        """Dials HOST:PORT whenever there is no connection, once this one is over."""
-        self._begin(self._keep_dialling(channel, address, connection), self._tasks)
 
     def wake(self, channel: Channel) -> None:
         """Sends what waits in a channel, soon. Under the lock."""
@@ -134,8 +130,7 @@ class Endpoint:
                     await asyncio.sleep(TICK_SECONDS)
                     continue
                 await self._make_room(where)
-                task = asyncio.create_task(self._let_in(connected, where))
-                self._greeting[task] = (where, time.monotonic())
+                self._greeting[asyncio.create_task(self._let_in(connected, where))] = (where, time.monotonic())
                 # Else those that are let in would wait for all that dial.
                 await asyncio.sleep(0)
 

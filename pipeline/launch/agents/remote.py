@@ -303,8 +303,7 @@ class RemoteJob:
         names = sorted({self._where[rank] for rank in self._pending})
         if absent := [name for name in names if not self._agents.takes(name)]:
             waited, text = time.monotonic() - self._since, self._cluster.missing(absent)
-            limit = self._cluster.dial_seconds or DIAL_SECONDS
-            if not self._agents.known.keys() >= {*absent} and waited > limit:
+            if not self._agents.known.keys() >= {*absent} and waited > (self._cluster.dial_seconds or DIAL_SECONDS):
                 raise LaunchError(text)
             if waited > SAY_SECONDS and not self._warned:
                 self._warned = True
@@ -350,8 +349,7 @@ class RemoteJob:
             if piece.at and piece.last is not None:
                 return
             path.touch()
-        anew = piece.last is not None and not piece.at
-        with path.open("wb" if anew else "r+b") as file:
+        with path.open("r+b" if piece.last is None or piece.at else "wb") as file:
             file.seek(piece.at)
             file.write(piece.data)
         if piece.last:

@@ -99,7 +99,7 @@ class KubernetesCluster(DiallingCluster):
             # Before they are made: a command that is killed meanwhile leaves them.
             write_json(folder / FILE, self._pods if enough and self._pods else needed)
             if not enough:
-                self._make(needed, plan.launch)
+                self._make(needed, plan.launch, folder)
         self.return_seconds = RETURN_SECONDS if plan.launch.elastic else self._options.timeout
         part, name_in_pods = plan.checkpoint, partial(self._folder, run=folder)
         checkpoint = replace(part, folder=name_in_pods(part.folder), before=name_in_pods(part.before))
@@ -131,10 +131,7 @@ class KubernetesCluster(DiallingCluster):
         return super().attach(folder)
 
     def found(self, folder: Path) -> None:
-        """Follows the pods that an earlier command has made."""
-        self._follow()
-
-    def _follow(self) -> None:
+        """Follows the pods of the run in a folder, which this command or an earlier one has made."""
         assert self._pods is not None
         self._exists = True
         self._follower = Follower(self._connect(), self._pods, self.agents.warnings.append)
@@ -169,8 +166,8 @@ class KubernetesCluster(DiallingCluster):
     def _pods_for(self, plan: Plan) -> jobset.Pods:
         return jobset.Pods(self._options.owner_kind, self._name, jobset.shape_of(plan))
 
-    def _make(self, pods: jobset.Pods, launch: LaunchPart) -> None:
-        """Makes pods; ends those that there are, which are too few."""
+    def _make(self, pods: jobset.Pods, launch: LaunchPart, folder: Path) -> None:
+        """Makes pods for the run in a folder; ends those that there are, which are too few."""
         if self._pods is not None:
             for host in self._pods.hosts:
                 self.agents.send(host, Close(0))
@@ -183,7 +180,7 @@ class KubernetesCluster(DiallingCluster):
         dialled = None if self._options.conductor is None else self.address
         method = self.config.start_method.value
         self._connect().create(jobset.manifests(pods, self._options, launch, dialled, method), self.token)
-        self._follow()
+        self.found(folder)
 
     def _wait_until_gone(self, pods: jobset.Pods) -> None:
         client, until = self._connect(), time.monotonic() + GONE_SECONDS
@@ -214,8 +211,7 @@ class KubernetesCluster(DiallingCluster):
             return named
         # Runs of one name, of other people or in other folders, have a folder each.
         about = hashlib.sha256(f"{os.uname().nodename}:{named}".encode()).hexdigest()[:8]
-        top = options.claim_path if options.claim else "/tmp"
-        return f"{top}/pipeline/{run.name}-{about}/checkpoints"
+        return f"{options.claim_path if options.claim else '/tmp'}/pipeline/{run.name}-{about}/checkpoints"
 
     def missing(self, names: Sequence[str]) -> str:
         """The reason for which hosts are still absent. Raises `LaunchError` if they will not come."""

@@ -204,9 +204,8 @@ def _configure(config: Any, configuration: Any, context: str | None, file: str |
 
 
 def _line(error: BaseException | None) -> str:
-    body = getattr(error, "body", None)
     try:
-        text = str(json.loads(body or "")["message"])
+        text = str(json.loads(getattr(error, "body", None) or "")["message"])
     except (TypeError, ValueError, KeyError):
         text = str(getattr(error, "reason", None) or error)
     return _short(text, 500)

@@ -93,8 +93,6 @@ def batch_script(options: SlurmOptions, agent: Sequence[str], folder: Path, name
         *([f"--signal={SIGNAL}@{options.signal_seconds}"] if options.signal_seconds else []),
         *options.extra,
     ]
-    modules = [f"module load {shlex.join(options.modules)}"] if options.modules else []
-    launch = shlex.join(srun(options, agent, folder))
     lines = [
         "#!/bin/bash",
         "# Starts an agent on each node, which dials the command that has submitted this, and does what that says.",
@@ -108,12 +106,12 @@ def batch_script(options: SlurmOptions, agent: Sequence[str], folder: Path, name
         f"unset {' '.join(STALE)}",
         "# gRPC would ask a proxy for a port of this node.",
         *(f'export {name}="${{{name}:+${name},}}localhost,127.0.0.1"' for name in ("no_proxy", "NO_PROXY")),
-        *modules,
+        *([f"module load {shlex.join(options.modules)}"] if options.modules else []),
         *options.setup,
         "",
         # Where one agent was killed, Slurm has ended the others with it.
         "for attempt in $(seq 4); do",
-        f"  {launch}",
+        f"  {shlex.join(srun(options, agent, folder))}",
         "  code=$?",
         "  # What was killed is started again; what has ended was told to.",
         '  [ -z "$ended" ] && [ $code -gt 128 ] || break',
