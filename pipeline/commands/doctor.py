@@ -3,8 +3,6 @@
 It asks all hosts at once what they find (`pipeline.doctor`), and has them measure what is between them.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -119,7 +119,8 @@ def _address_of(server: str) -> str:
     experiments: list[dict[str, str]] = []
     with suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=30) as answer:
         experiments = json.load(answer).get("experiments", [])
-    return texts.address(server, experiments[0]["experiment_id"]) if experiments else server
+    page = f"runs?viewStateShareKey={texts.VIEW}&workflowType={texts.WORKFLOW}"
+    return f"{server}/#/experiments/{experiments[0]['experiment_id']}/{page}" if experiments else server
 
 
 def _wait(process: subprocess.Popen[bytes], server: str, log: Path) -> None:

@@ -1,7 +1,5 @@
 """Turns the command line of `python -m pipeline prepare` into a filled folder, and that into an exit code."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -117,7 +115,7 @@ def _help() -> str:
 class _Progress(filling.Shows):
     """Shards that are done, examples a second, and the time that is left; shown until it is closed."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: "Console") -> None:
         self._console = console
         self._bars: Progress | None = None
 

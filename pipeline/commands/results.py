@@ -4,8 +4,6 @@ A run is its folder, the folder's name, or its id in MLflow, of which the first 
 as a whole, or stays: without one of its runs its report would say less.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -81,9 +79,7 @@ def send(written: reports.WrittenReport, tracker: Tracking) -> Path | None:
     """Has a tracker send the report to the points' store; its log's folder, None without a store. Raises `OSError`."""
     stores = (read_tracking(point.folder).store for point in written.sweep.points)
     store = next((store for store in stores if store and store.uri), None)
-    if store is None:
-        return None
-    return reports.track(written, tracker, store)
+    return None if store is None else reports.track(written, tracker, store)
 
 
 def show_written(written: reports.WrittenReport) -> None:

@@ -109,8 +109,7 @@ def main(arguments: Sequence[str]) -> int:
     from pipeline.commands.running import run_all
 
     named = {name: getattr(typed, f"config_{name}") for name in ("path", "name", "dir")}
-    again = tuple(f"--config-{name}={value}" for name, value in named.items() if value)
-    return run_all(chain(first, points), again)
+    return run_all(chain(first, points), tuple(f"--config-{name}={value}" for name, value in named.items() if value))
 
 
 def refused(error: UserError | OSError) -> int:
@@ -261,8 +260,7 @@ class _Book:
         meaning = self._meanings.get(group)
         yield from _wrapped(f"{group}: {meaning}" if meaning else group or "Keys of the whole", self._width)
         if options := self._opening.get(group):
-            rows = [(f"{group}={option}", opening) for option, opening in options.items()]
-            yield from ("", *self._pairs(rows), "")
+            yield from ("", *self._pairs([(f"{group}={option}", opening) for option, opening in options.items()]), "")
             if chosen := self._chosen.get(group):
                 yield f"Its keys, under {group}={chosen}:"
             elif not inside:

@@ -90,8 +90,7 @@ class Verb:
         from pipeline.views.terminal import say_error
 
         if {"-h", "--help"} & set(arguments):
-            widest = max(map(len, self.keys))
-            keys = [f"  {name:<{widest}}  {self.means.get(name, OUTPUT_DIR)}" for name in self.keys]
+            keys = [f"  {name:<{max(map(len, self.keys))}}  {self.means.get(name, OUTPUT_DIR)}" for name in self.keys]
             print("\n".join([self.usage, "", (inspect.getdoc(self.do) or "").replace("\n\n", "\n"), "", *keys]))
             return 0
         try:

@@ -310,10 +310,9 @@ def text(
     else:
         characters, places = np.unique(np.frombuffer(whole.encode("utf-32-le"), np.uint32), return_inverse=True)
         numbers, names = places.astype(np.int32), tuple(map(chr, characters.tolist()))
+    held_out = round(len(numbers) * validation_fraction)
     if held_files:
         held_out = len(texts[1].encode() if tokens == BYTES else texts[1])
-    else:
-        held_out = round(len(numbers) * validation_fraction)
     parts = numbers[: len(numbers) - held_out], numbers[len(numbers) - held_out :]
     if min(map(len, parts)) <= length:
         expected = f"text of more than {length} {tokens} to train on and to validate with"

@@ -201,8 +201,7 @@ def _separator(path: str, encoding: str) -> str:
 
 
 def _is_number(field: str) -> bool:
-    text = field.strip()
-    return any(pattern.fullmatch(text) for pattern in (_INFINITE, number_in("."), number_in(",")))
+    return any(pattern.fullmatch(field.strip()) for pattern in (_INFINITE, number_in("."), number_in(",")))
 
 
 def _is_named(path: str, records: Sequence[Record]) -> bool:

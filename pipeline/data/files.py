@@ -24,8 +24,7 @@ def opened(path: str) -> BinaryIO:
 
 def size_of(path: str) -> int:
     """The file's bytes."""
-    with _system(path) as system:
-        return int(system.stat(path).length)
+    return int(_call("stat", path).length)
 
 
 def read(path: str) -> bytes:

@@ -95,8 +95,7 @@ def may_be_few(arguments: Mapping[str, Any], least: int) -> bool:
     enough = math.ceil(2 * least / (1 - float(arguments.get("validation_fraction", 0.2))))
     if target.endswith("images"):
         parts, _ = arranged(path, arguments.get("classes"), arguments.get("validation_path"))
-        files = files_below(parts.train, PICTURES)
-        return sum(1 for _ in itertools.islice(files, enough)) < enough
+        return sum(1 for _ in itertools.islice(files_below(parts.train, PICTURES), enough)) < enough
     rows = 0
     for file in divided(path, table_files(path))[0]:
         if not file.lower().endswith(".parquet"):

@@ -222,8 +222,7 @@ def augmenter(options: Mapping[str, float] | bool | None) -> Make | None:
             shape = tf.shape(image)
             height, width, _ = tf.unstack(tf.cast(tf.round(shift * tf.cast(shape, tf.float32)), tf.int32))
             padded = tf.pad(image, [[height, height], [width, width], [0, 0]])
-            moved = tf.image.stateless_random_crop(padded, shape, seeds[1])
-            image = tf.ensure_shape(moved, image.shape)
+            image = tf.ensure_shape(tf.image.stateless_random_crop(padded, shape, seeds[1]), image.shape)
         if contrast:
             image = tf.image.stateless_random_contrast(image, 1 - contrast, 1 + contrast, seeds[2])
         if brightness:
@@ -247,8 +246,7 @@ def fault(data: bytes, size: Size | None = None) -> str | None:
             image.load()
             kind, mode, (width, height) = str(image.format), image.mode, image.size
     except Exception as error:  # each format has errors of its own
-        reason = str(error).partition(" <_io")[0]
-        return f"is no PNG, JPEG, GIF or BMP that can be read ({reason})"
+        return f"is no PNG, JPEG, GIF or BMP that can be read ({str(error).partition(' <_io')[0]})"
     if _END.get(kind, b"") not in data:
         return CUT_OFF
     if kind == "BMP":

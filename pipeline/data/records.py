@@ -190,8 +190,7 @@ def example(features: Mapping[str, bytes | Iterable[bytes] | np.ndarray]) -> byt
         elif value.dtype.kind == "f":
             feature = _field(_field(value.astype("<f4", copy=False).tobytes()) if value.size else b"", _SECOND)
         else:
-            numbers = b"".join(map(_varint, value.ravel().tolist()))
-            feature = _field(_field(numbers) if value.size else b"", _THIRD)
+            feature = _field(_field(b"".join(map(_varint, value.ravel().tolist()))) if value.size else b"", _THIRD)
         entries.append(_field(_field(name.encode()) + _field(feature, _SECOND)))
     return _field(b"".join(entries)) if entries else b""
 

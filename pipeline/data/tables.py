@@ -1,7 +1,5 @@
 """Turns files of rows into examples: CSV or Parquet tables, and arrays that NumPy saved."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Sequence
@@ -86,7 +84,7 @@ def csv(
 
 
 def _look(
-    table: _Table, columns: Sequence[str], chosen: Array, examples: Examples, number: int, shares: int, thorough: bool
+    table: "_Table", columns: Sequence[str], chosen: Array, examples: Examples, number: int, shares: int, thorough: bool
 ) -> list[Broken]:
     values = np.column_stack(examples.raw)
     share = share_of(len(values), number, shares)
@@ -222,7 +220,7 @@ def _label(path: str, names: Sequence[str], label: str | None) -> str:
     return label or next((name for name in reversed(names) if not _is_unnamed(name)), names[-1])
 
 
-def _is_number(values: pandas.Series) -> bool:
+def _is_number(values: "pandas.Series") -> bool:
     return values.dtype.kind in "iufb"
 
 
@@ -230,7 +228,7 @@ def _is_unnamed(name: str) -> bool:
     return name.startswith("Unnamed: ")
 
 
-def _numbers_rows(name: str, values: pandas.Series) -> bool:
+def _numbers_rows(name: str, values: "pandas.Series") -> bool:
     """True if a column only numbers or names the rows, as pandas and R write them beside a table."""
     if name.startswith("Unnamed: 0"):
         return True
@@ -241,7 +239,7 @@ def _numbers_rows(name: str, values: pandas.Series) -> bool:
     return name.lower() in _INDEX or (counts and name.lower() in _COUNTS)
 
 
-def _read(path: str, written: Dialect | None, label: str | None) -> pandas.DataFrame:
+def _read(path: str, written: Dialect | None, label: str | None) -> "pandas.DataFrame":
     """Returns a file's rows that hold anything, each under its number in the file, from 0."""
     import pandas
 
@@ -280,7 +278,7 @@ def _read(path: str, written: Dialect | None, label: str | None) -> pandas.DataF
     return frame.drop(columns=empty).dropna(how="all")
 
 
-def _without_decimals(values: pandas.Series) -> pandas.Series:
+def _without_decimals(values: "pandas.Series") -> "pandas.Series":
     from pandas.api import types
 
     if types.infer_dtype(values, skipna=True) != "decimal":
@@ -289,7 +287,7 @@ def _without_decimals(values: pandas.Series) -> pandas.Series:
     return values.astype("Int64" if whole else "Float64")
 
 
-def _converted(values: pandas.Series, path: str, written: Dialect, is_label: bool) -> pandas.Series:
+def _converted(values: "pandas.Series", path: str, written: Dialect, is_label: bool) -> "pandas.Series":
     """Returns a column of text as numbers where all of it are numbers as the file writes them, else as it is."""
     import pandas
 

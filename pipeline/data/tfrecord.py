@@ -320,8 +320,7 @@ def _keys(info: Any, keys: Sequence[str] | None) -> tuple[str, str]:
         images = [name for name in names if len(info.features[name].shape or ()) == 3]
         likely = f"{(images or names)[0]},{(classes or names[::-1])[0]}"
         expected = f"data.build.keys to be two features of {info.full_name} ({', '.join(sorted(info.features))})"
-        received = list(chosen) or "none, and it names none itself"
-        raise DataError(expected, received, f"'data.build.keys=[{likely}]'")
+        raise DataError(expected, list(chosen) or "none, and it names none itself", f"'data.build.keys=[{likely}]'")
     return chosen[0], chosen[1]
 
 

@@ -224,15 +224,13 @@ def _lay_out(job: ShardJob, rows: Mapping[str, Rows], lost: Sequence[str], outli
         orders = {split: (train, whole[part]) for split, part in zip(SPLITS, chosen, strict=True)}
     else:
         for split, whole in usable.items():
-            rng = np.random.default_rng([job.seed, SPLITS.index(split)])
-            orders[split] = rows[split], rng.permutation(whole)
+            orders[split] = rows[split], np.random.default_rng([job.seed, SPLITS.index(split)]).permutation(whole)
     if VALIDATION in orders and not len(orders[VALIDATION][1]):
         del orders[VALIDATION]
     features = rows[TRAIN].features if TRAIN in rows else ()
     if TRAIN in rows and VALIDATION in rows and rows[VALIDATION].count and rows[VALIDATION].features != features:
         expected = f"validation examples as those that train, {sources.in_words(features)}"
-        received = sources.in_words(rows[VALIDATION].features)
-        raise DataError(expected, received, "the same shapes and types in both")
+        raise DataError(expected, sources.in_words(rows[VALIDATION].features), "the same shapes and types in both")
     parts = {}
     for split, (of_split, order) in orders.items():
         numbers, counts = np.unique(

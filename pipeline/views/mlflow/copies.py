@@ -75,8 +75,7 @@ class Copy:
     def note(self, **changed: Any) -> None:
         """Notes for the driver what has changed of `copied`."""
         self.copied = replace(self.copied, **changed)
-        state = read_tracking(self.folder).with_copied(without_password(self.uri), self.copied)
-        write_tracking(self.folder, state)
+        write_tracking(self.folder, read_tracking(self.folder).with_copied(without_password(self.uri), self.copied))
 
     def verify(self) -> None:
         """Starts over where the store has lost the run. Raises `Deleted` where someone deleted it."""
@@ -208,8 +207,7 @@ class Copy:
         # Of these MLflow keeps more than the tag.
         tags = {tag: str(value) for tag, value in run.tags.items() if tag.startswith("mlflow.")}
         tags[KEY_TAG] = self._key()
-        runs = self._with_this_key(experiment) or [client.create_run(experiment, ms(run), tags, name)]
-        info = runs[0].info
+        info = (self._with_this_key(experiment) or [client.create_run(experiment, ms(run), tags, name)])[0].info
         if info.run_name == name:
             # A name that no other run has: its mark, such as (rehearsal), stays at its end.
             short, bracket, marked = name.partition(" (")

@@ -161,11 +161,6 @@ def missing(tags: Mapping[str, str], time_ms: int) -> dict[str, str]:
     return lacking if tags.get(KIND_TAG) else lacking | {KIND_TAG: KIND}
 
 
-def address(server: str, experiment: str) -> str:
-    """Returns the address at which a server shows an experiment's runs by speedup."""
-    return f"{server}/#/experiments/{experiment}/runs?viewStateShareKey={VIEW}&workflowType={WORKFLOW}"
-
-
 def _view() -> dict[str, Any]:
     charts: list[dict[str, Any]] = [
         {"type": "BAR", "metricKey": name, "displayName": name, "runsCountToCompare": 20} for name in BARS

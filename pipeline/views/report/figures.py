@@ -6,8 +6,6 @@ puts lighter colours of the same hues in their place on dark paper. Labels of ba
 the axes, so that a figure reads on a phone.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -169,8 +167,7 @@ def _throughput(sweep: ReportedSweep) -> Drawn | MissingFigure:
     texts = []
     for point in points:
         middle, low, high = _speed(point)
-        within = brackets(span(low, high, rate, " to "))
-        texts.append(f"{_series(point, sweep, point.name)}: {rate(middle)}{within}")
+        texts.append(f"{_series(point, sweep, point.name)}: {rate(middle)}{brackets(span(low, high, rate, ' to '))}")
     figure, axes, thick = _bars([(text, _look_of(point, sweep)) for text, point in zip(texts, points, strict=True)])
     for place, point in enumerate(points):
         (middle, low, high), colour = _speed(point), _look_of(point, sweep)["color"]
@@ -252,8 +249,7 @@ def causes(point: ReportedRun) -> dict[str, float]:
 
 
 def _series(point: ReportedRun, sweep: ReportedSweep, name: str = "") -> str:
-    several = len({measured.group for measured in sweep.measured}) > 1
-    group = f"group {point.group}" if several and point.group else ""
+    group = f"group {point.group}" if len({one.group for one in sweep.measured}) > 1 and point.group else ""
     return f"{name or _strategy(point)}{brackets(listed(group, *mark_texts(point.marks)))}"
 
 
@@ -298,7 +294,7 @@ def _dashes(points: Sequence[ReportedRun]) -> list[Dash]:
     return [DASHES[names[:place].count(name) % len(DASHES)] for place, name in enumerate(names)]
 
 
-def _rendered(name: str, title: str, description: str, figure: Figure, handles: Sequence[Artist] = ()) -> Drawn:
+def _rendered(name: str, title: str, description: str, figure: "Figure", handles: "Sequence[Artist]" = ()) -> Drawn:
     if handles:
         figure.legend(
             handles=handles, loc="lower left", bbox_to_anchor=(0.02, 0.0), frameon=False, fontsize=SMALL,
@@ -311,7 +307,7 @@ def _rendered(name: str, title: str, description: str, figure: Figure, handles: 
     return Drawn(name, title, description, svg.getvalue(), png.getvalue())
 
 
-def _bars(labels: Sequence[tuple[str, StrategyLook]], rows: int = 0) -> tuple[Figure, Axes, float]:
+def _bars(labels: Sequence[tuple[str, StrategyLook]], rows: int = 0) -> "tuple[Figure, Axes, float]":
     """Returns (a figure, its axes, how thick a bar is) for bars at 0, 1, ... from the top, each under text and look."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
     from matplotlib.transforms import ScaledTranslation
@@ -334,7 +330,7 @@ def _bars(labels: Sequence[tuple[str, StrategyLook]], rows: int = 0) -> tuple[Fi
     return figure, axes, thick
 
 
-def _figure(panel: float, count: int, rows: int, left: float = LEFT, top: float = TOP) -> tuple[Figure, list[Axes]]:
+def _figure(panel: float, count: int, rows: int, left: float = LEFT, top: float = TOP) -> "tuple[Figure, list[Axes]]":
     """A figure of `count` panels so high under each other, and below them room for a legend of so many rows."""
     from matplotlib.figure import Figure
 

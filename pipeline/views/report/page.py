@@ -1,7 +1,5 @@
 """Turns a sweep, its verdict and its figures into one page of HTML that asks no other host for anything."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Shows a command's runs on a console: lines, and live bars while a run is under way."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +36,7 @@ REFRESH_PER_SECOND = 2.0  # of the table of points that run at once
 class Terminal:
     """A `pipeline.driver.Screen`: lines, and bars while a run is under way."""
 
-    def __init__(self, console: Console, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, console: "Console", clock: Callable[[], float] | None = None) -> None:
         self._console, self._clock = console, clock
         # The lines of the last plan that was shown: of the next one, those that it shares say nothing new.
         self._last: list[str] = []
@@ -96,7 +94,7 @@ class Terminal:
         """Shows what a plan needs, after an empty line."""
         self.say("", *estimate_lines(plan, estimate))
 
-    def live(self, plan: Plan, now: float, ahead: Ahead | None, earlier: Iterable[Event] = ()) -> Progress:
+    def live(self, plan: Plan, now: float, ahead: Ahead | None, earlier: Iterable[Event] = ()) -> "Progress":
         """Bars, or lines where this is no terminal."""
         return Progress(plan, self._console, now, ahead, earlier)
 
@@ -109,7 +107,7 @@ class Progress:
     """
 
     def __init__(
-        self, plan: Plan, console: Console, now: float, ahead: Ahead | None = None, earlier: Iterable[Event] = ()
+        self, plan: Plan, console: "Console", now: float, ahead: Ahead | None = None, earlier: Iterable[Event] = ()
     ) -> None:
         self._seen, self._ahead, self._console = RunState(plan, now), ahead, console
         for event in earlier:
@@ -121,7 +119,7 @@ class Progress:
         self._live: Live | None = None
         self._open = self._gone = False
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> "Progress":
         self._open = self._console.is_interactive
         return self
 
@@ -204,7 +202,7 @@ class Progress:
 
 
 @contextmanager
-def board(console: Console, points: Mapping[Any, RunResult]) -> Iterator[None]:
+def board(console: "Console", points: Mapping[Any, RunResult]) -> Iterator[None]:
     """On a terminal, shows the points of a sweep inside its block, as far as they have come by then."""
     from rich.live import Live
     from rich.text import Text
@@ -221,7 +219,7 @@ def _time_of_day(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds):%H:%M:%S} "
 
 
-def _bars(view: Doing, elapsed: float, ahead: Ahead | None, width: int, height: int) -> RenderableType:
+def _bars(view: Doing, elapsed: float, ahead: Ahead | None, width: int, height: int) -> "RenderableType":
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -248,7 +246,7 @@ def _bars(view: Doing, elapsed: float, ahead: Ahead | None, width: int, height: 
     return Group(*table, row, *below)
 
 
-def _filling_table(ahead: Ahead, rows: int, narrow: bool) -> RenderableType:
+def _filling_table(ahead: Ahead, rows: int, narrow: bool) -> "RenderableType":
     """The points that fit, around the current one: what they differ in, and their speeds as far as they have ended."""
     from rich.table import Table
     from rich.text import Text

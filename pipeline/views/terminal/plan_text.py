@@ -138,16 +138,13 @@ def _process_rows(plan: Plan) -> list[str]:
         # Port 0 stands for one that is chosen at the start.
         address = re.sub(":0$", ":(free port)", process.address or "-")
         within, between = process.intra_op_threads or "default", process.inter_op_threads or "default"
-        numbers = (_devices(process.devices), ranges(process.replicas) or "-", ranges(process.cores) or "any")
+        of_kind = grouped((kind, int(place)) for kind, _, place in (one.partition(":") for one in process.devices))
+        devices = listed(*(f"{kind}:{ranges(places)}" for kind, places in of_kind.items())) or "-"
+        numbers = (devices, ranges(process.replicas) or "-", ranges(process.cores) or "any")
         rows.append(
             [str(process.rank), process.role, plan.host_of(process), address, *numbers, f"{within} + {between}"]
         )
     return [*columns(rows, right=(0, 2)), "", "threads: within an operation + between operations"]
-
-
-def _devices(devices: Sequence[str]) -> str:
-    numbers = grouped((kind, int(place)) for kind, _, place in (device.partition(":") for device in devices))
-    return listed(*(f"{kind}:{ranges(places)}" for kind, places in numbers.items())) or "-"
 
 
 def estimate_lines(plan: Plan, estimate: Estimate) -> list[str]:

@@ -1,7 +1,5 @@
 """Turns the result of one run, or what is predicted of it, into what a person reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +24,7 @@ NEGATIVE = "A negative part takes less of a step here than on one device, and so
 STATUS_COLOURS = {"FINISHED": "green", "PLANNED": "", "PREDICTED": "", "FAILED": "red", "KILLED": "red"}
 
 
-def result_table(point: RunResult, width: int) -> Text:
+def result_table(point: RunResult, width: int) -> "Text":
     """Returns the table under a run: its speed, against what, how sure that is, and where to look."""
     from rich.text import Text
 
@@ -254,7 +252,7 @@ def _fitted_on(foreseen: Foreseen) -> str:
     )
 
 
-def score_text(score: Score) -> str:
+def score_text(score: "Score") -> str:
     """Returns how good earlier predictions were; empty where there were none."""
     if not score.count or score.median_error is None or score.held is None:
         return ""

@@ -1,7 +1,5 @@
 """Turns a sweep's results into a table, what went wrong with any of them, and which cannot be compared."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -14,18 +12,7 @@ from pipeline.views.terminal import words
 from pipeline.views.terminal.plan_text import planned_rows
 from pipeline.views.terminal.result import STATUS_COLOURS, explained_line, profile_lines
 from pipeline.views.terminal.verdict_text import mark_texts
-from pipeline.views.terminal.words import (
-    MISSING,
-    brackets,
-    cells,
-    clean,
-    columns,
-    fitted,
-    listed,
-    percent,
-    plural,
-    points_text,
-)
+from pipeline.views.terminal.words import MISSING, brackets, clean, columns, listed, percent, plural, points_text
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -41,12 +28,12 @@ NUMBERED = re.compile(r" *\d+  ")  # a row that begins with a point's number
 STATUS = r"(?m)(?<!\S)[A-Z]+$"  # a point's status, at the end of a row
 
 
-def sweep_table(points: Sequence[RunResult], width: int) -> Text:
+def sweep_table(points: Sequence[RunResult], width: int) -> "Text":
     """The points under each other, and under them what a reader has to know to compare them."""
     from rich.text import Text
 
     def broken(*lines: str) -> str:
-        return "\n".join(part for line in lines for part in fitted(line, width, len(line) - len(line.lstrip())))
+        return "\n".join(part for line in lines for part in words.fitted(line, width, len(line) - len(line.lstrip())))
 
     statuses = {point.result.ending.status for point in points}
     if not points:
@@ -54,7 +41,7 @@ def sweep_table(points: Sequence[RunResult], width: int) -> Text:
     if "PLANNED" in statuses:
         (header, *rows), notes = planned_rows(points), reasons(points)
     elif "PREDICTED" in statuses:
-        table = (cells(PREDICTED, point.result, {"": str(place)}) for place, point in enumerate(points))
+        table = (words.cells(PREDICTED, point.result, {"": str(place)}) for place, point in enumerate(points))
         header, *rows = columns([PREDICTED, *table], (0, *range(2, 9)))
         notes = [*_outlook(points), *reasons(points)]
     else:
@@ -92,7 +79,7 @@ def sweep_rows(points: Sequence[RunResult]) -> list[str]:
     count, numbers, intervals, metric = len(points), [], [], _metric(points)
     for point in points:
         validation = words.or_missing(_validation(point.result, metric), words.figure)
-        numbers.append(cells(HEADER, point.result, {"": str(point.number), "val": validation}))
+        numbers.append(words.cells(HEADER, point.result, {"": str(point.number), "val": validation}))
         speed, wait = point.result.speed, words.or_missing(point.result.input.wait, percent, "")
         ends = (words.throughput_span(speed, "-"), words.speedup_span(speed, "-"))
         intervals.append(["", "", "", *ends, wait, "", ""])

@@ -1,7 +1,5 @@
 """Turns verdicts, of a sweep and of compared runs, into sentences and a table, and doubts about a speed into marks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -52,7 +50,7 @@ def sure(odds: float) -> str:
     return next(words for least, words in SURE if odds >= least)
 
 
-def pair_text(number: int, other: int, pair: Comparison | Difference | None, engines: Mapping[int, str]) -> str:
+def pair_text(number: int, other: int, pair: "Comparison | Difference | None", engines: Mapping[int, str]) -> str:
     """Returns which of two runs is faster, by how much, and how surely; with their `engines` where they differ."""
     differ = engines.get(number) != engines.get(other)
     one, two = (f"{at}{brackets(clean(engines.get(at, '')) * differ)}" for at in (number, other))
@@ -89,7 +87,7 @@ def compared_lines(
     return lines
 
 
-def verdict_lines(verdict: Verdict) -> list[str]:
+def verdict_lines(verdict: "Verdict") -> list[str]:
     """Returns a sweep's verdict: first which to use and how much faster than one device it is, last what it omits."""
     unjudged = map(clean, verdict.engines.unjudged if verdict.engines else ())
     outside = [f"Whether {engine} pays cannot be told: none of its points was judged." for engine in unjudged]
@@ -118,7 +116,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     return [*lines, *outside]
 
 
-def contestant_name(contestant: Contestant) -> str:
+def contestant_name(contestant: "Contestant") -> str:
     """Returns a contestant's name in a sentence."""
     result = contestant.result
     failed = "failed after it was timed" * any(run.result.ending.status == "FAILED" for run in contestant.runs)
@@ -126,7 +124,7 @@ def contestant_name(contestant: Contestant) -> str:
     return f"{result.choices.called} on {plural(result.layout.workers, 'worker')} ({where})"
 
 
-def confidence(verdict: Verdict) -> str:
+def confidence(verdict: "Verdict") -> str:
     """Returns how sure the verdict is, in words; "" where nothing was compared."""
     odds = [each.odds for each in (verdict.over_one, *verdict.against) if each and each.answer != "not known"]
     if verdict.best is not None and verdict.use == "not known":
@@ -152,7 +150,7 @@ def single_line(result: Result) -> str:
     return f"it did not pay: {sure(over_one.odds)} {how}. Try strategy=one_device workers=1{larger}."
 
 
-def _answer(best: Contestant, verdict: Verdict) -> str:
+def _answer(best: "Contestant", verdict: "Verdict") -> str:
     busy = words.marks(best.result.layout) + "; the machine was busy meanwhile" * bool(verdict.disturbed)
     name, over_one, several = contestant_name(best), verdict.over_one, best.devices > 1
     ratio, low, high = best.speedup or ((over_one.ratio, over_one.low, over_one.high) if over_one else best.interval)
@@ -172,7 +170,7 @@ def _answer(best: Contestant, verdict: Verdict) -> str:
     return f"Use {name}: {rate(speed)} examples/s{brackets(span(low, high, rate, ' to '))}{busy}."
 
 
-def _others(verdict: Verdict) -> list[str]:
+def _others(verdict: "Verdict") -> list[str]:
     lines, against = [], verdict.against
     if slower := [each for each in against if each.is_faster]:
         first, odds = slower[0], min(each.odds for each in slower)
@@ -186,7 +184,7 @@ def _others(verdict: Verdict) -> list[str]:
     return lines
 
 
-def _named(compared: Sequence[Comparison]) -> str:
+def _named(compared: "Sequence[Comparison]") -> str:
     names = []
     for other in (each.other for each in compared[:MOST_NAMED] if each.other):
         figure = words.times(other.speedup[0]) if other.speedup else f"{rate(other.interval[0])} examples/s"
@@ -194,7 +192,7 @@ def _named(compared: Sequence[Comparison]) -> str:
     return enumerated([*names, *[f"{len(compared) - MOST_NAMED} more"] * (len(compared) > MOST_NAMED)])
 
 
-def _engines(verdict: Verdict) -> list[str]:
+def _engines(verdict: "Verdict") -> list[str]:
     engines = verdict.engines
     if engines is not None and engines.first[1:]:
         return [f"Which engine pays is not known: {enumerated([*map(clean, engines.first)])} cannot be told apart."]
@@ -205,7 +203,7 @@ def _engines(verdict: Verdict) -> list[str]:
     return [f"Of the engines {clean(engines.first[0])} pays: {ratio}, each at its best, {sure(engines.rival.odds)}."]
 
 
-def _workers(best: Contestant, verdict: Verdict) -> list[str]:
+def _workers(best: "Contestant", verdict: "Verdict") -> list[str]:
     unknown = [each.other.result for each in verdict.against if each.other and each.answer == "not known"]
     called, count, knee = best.result.choices.called, best.result.layout.workers or 1, verdict.knee
     alike = any(other.choices.called == called and other.layout.workers != count for other in unknown)

@@ -3,8 +3,6 @@
 What is missing or odd becomes "" or None, never an error.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os
@@ -90,8 +88,7 @@ def plural(count: int | None, noun: str) -> str:
     """
     if count is None:
         return ""
-    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
-    return f"{count:,} {noun}{ending}"
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def spread(counts: Sequence[int], noun: str, none: str) -> str:
@@ -264,7 +261,7 @@ def lines_of(value: object) -> list[str]:
 
 
 @cache
-def console_on(stream: TextIO) -> Console:
+def console_on(stream: TextIO) -> "Console":
     """The console of a stream: it wraps to a terminal's width, and elsewhere never wraps and moves no cursor."""
     from rich.console import Console
 
@@ -288,7 +285,7 @@ def _lenient(stream: TextIO) -> TextIO:
     return stream
 
 
-def say(console: Console, *lines: str) -> None:
+def say(console: "Console", *lines: str) -> None:
     """Prints lines, on a narrow terminal broken between words and indented under a label; a command stays whole."""
     from rich.text import Text
 
