@@ -45,11 +45,6 @@ class LoggedRun:
         places = measure.counted(point, baseline, repeats, comparable.devices_of(self.result))
         return [point[place].examples_per_second for place in places]
 
-    @cached_property
-    def measured_at(self) -> float | None:
-        """The time of its first repeat, in seconds since 1970; None if none was timed."""
-        return next((event.time for event in self.events if isinstance(event, Measured)), None)
-
     def _timed(self, group: str) -> list[measure.Repeat]:
         attempt, by_repeat = 0, dict[int, tuple[int, dict[int, Measured]]]()
         for event in self.events:

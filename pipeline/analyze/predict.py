@@ -22,6 +22,7 @@ from pipeline.analyze.history import TimedRun
 from pipeline.analyze.step_model import Case, Floats, Observed, Shape, case_of, on_wire, terms, with_wire
 from pipeline.errors import UserError, refuse
 from pipeline.plan.plan import Plan
+from pipeline.record.events import Measured
 from pipeline.record.files import FittedOn, Predicted
 
 # Of the median polish, which soon changes nothing more.
@@ -177,7 +178,8 @@ def basis(planned: Plan, history: Sequence[TimedRun], where: str) -> Basis:
 
 def observed(runs: Sequence[TimedRun]) -> list[Observed]:
     """The measured cases of runs that timed their steps."""
-    in_order = sorted(runs, key=lambda timed_run: timed_run.run.measured_at or 0.0)
+    times = [next((one.time for one in each.run.events if isinstance(one, Measured)), 0.0) for each in runs]
+    in_order = [runs[place] for place in sorted(range(len(runs)), key=times.__getitem__)]
     cases = [case_of(timed_run.plan, timed_run.parameters) for timed_run in in_order]
     pairs = zip(cases, in_order, strict=True)
     return of_repeats(cases, [[case.examples / rate for rate in each.run.repeats] for case, each in pairs])

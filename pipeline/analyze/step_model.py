@@ -176,11 +176,6 @@ def with_wire(rest: float, wire: float, buckets: int) -> float:
     return max(rest + wire / buckets, rest * (1 + 2 / buckets) / 3 + wire)
 
 
-def without_wire(seconds: float, wire: float, buckets: int) -> float:
-    """Returns the seconds of a step that are left without the wire's, as `with_wire` adds them."""
-    return min(seconds - wire / buckets, (seconds - wire) * 3 / (1 + 2 / buckets))
-
-
 def exchanged(case: Case) -> tuple[float, float]:
     """(messages that wait for each other, bytes over the busiest link) of a step of all workers."""
     count, size = case.workers, case.gradient_bytes
@@ -297,7 +292,9 @@ def _fit(runs: Sequence[Observed], shape: Shape) -> Fit:
     weights = np.asarray([math.sqrt(run.runs) / _moderated(max(LEAST_SPREAD, run.spread), pooled) for run in runs])
     seconds = np.asarray([run.seconds for run in runs])
     rows = np.asarray([[of_run.get(name, 0.0) for name in names] for of_run in of_runs]) * (weights / seconds)[:, None]
-    rest = [without_wire(run.seconds, on_wire(run.case, shape), run.case.buckets) for run in runs]
+    # Without the wire's seconds, as `with_wire` adds them.
+    parts = [(run.seconds, on_wire(run.case, shape), run.case.buckets) for run in runs]
+    rest = [min(step - wire / count, (step - wire) * 3 / (1 + 2 / count)) for step, wire, count in parts]
     target = weights * np.asarray(rest) / seconds
     coefficients, chi_square = _non_negative(rows, target)
     return Fit(names, coefficients, rows, target, chi_square, shape, pooled)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import instead, targets
+from pipeline.config.offered import check_offer
 from pipeline.config.parts import flat
 from pipeline.config.schema import Config, Mode, Store
 from pipeline.driver import RunResult, offered, run_folders
@@ -23,7 +24,7 @@ from pipeline.plan.plan import Plan, as_long_as, with_rate_scale
 from pipeline.record import log
 from pipeline.record.files import read_links, slowest_link
 from pipeline.worker.collective import check_collective
-from pipeline.worker.engine import check_engine
+from pipeline.worker.engine import ENGINES
 
 if TYPE_CHECKING:
     from pipeline.driver.run import Run
@@ -154,7 +155,7 @@ def _with_folder(plan: Plan, request: RunRequest, earlier: "Run | None") -> Plan
 def plan_run(config: Config, session: Session, begin: bool = True) -> tuple[Plan, Plan | None]:
     """A run's plan, without ports, and its baseline's, if any. Starts nothing, and asks nothing unless `begin`."""
     _check_targets(config, session.search)
-    check_engine(config.backend)
+    check_offer("engines", config.backend, "backend", ENGINES, "backend=tensorflow")
     check_installed(config.backend)
     check_collective(config.strategy.collective)
     offered(config.views)

@@ -10,7 +10,7 @@ from statistics import median_low
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from pipeline.analyze import explain, measure
+from pipeline.analyze import comparable, explain, measure
 from pipeline.data.records import SPLITS
 from pipeline.driver.group import Group
 from pipeline.driver.session import Preemption, RunPreempted
@@ -290,8 +290,6 @@ def _turns(point: Group, one: Group, per_call: int, normalizations: int) -> dict
 
 def _one_of_each_host(plan: Plan) -> list[list[int]]:
     """The first replicas of all hosts, the second ones, and so on: in each list, each is alone on its host."""
-    hosts: dict[int, list[int]] = {}
-    for process in plan.processes:
-        hosts.setdefault(process.host, []).extend(process.replicas)
+    hosts = comparable.grouped((process.host, one) for process in plan.processes for one in process.replicas)
     longest = max(map(len, hosts.values()))
     return [[host[place] for host in hosts.values() if place < len(host)] for place in range(longest)]

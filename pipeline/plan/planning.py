@@ -14,8 +14,7 @@ from pipeline.plan import plan as plans
 from pipeline.plan.backends import HOROVOD, JAX, OURS, check_backend, notes_on_sums, xla_of
 from pipeline.plan.checks import check_of, check_ranges, class_weights, stays_here
 from pipeline.plan.division import check_micro_batches, shared, split_batch
-from pipeline.plan.layout import Layout, hosts_of, lay_out, processes_of, service_of
-from pipeline.plan.machine import Machine
+from pipeline.plan.machine import Layout, Machine, hosts_of, lay_out, processes_of, service_of
 from pipeline.plan.plan import AUTO, BUILDER, Plan
 
 Part = TypeVar("Part")

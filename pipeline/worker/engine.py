@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from pipeline.config.offered import check_offer, load_offer
 from pipeline.record.commands import Command
 from pipeline.record.events import Event, EventBase, Failed
 
@@ -31,13 +30,3 @@ ENGINES = {
     "tensorflow": "pipeline.worker.tensorflow.engine:TensorFlowEngine",
     "jax": "pipeline.worker.jax.engine:JaxEngine",
 }
-
-
-def check_engine(name: str) -> None:
-    """Refuses a name that no engine has, without importing any. Raises `UserError`."""
-    check_offer("engines", name, "backend", ENGINES, "backend=tensorflow")
-
-
-def engine_of(name: str) -> Callable[..., CommandHandler]:
-    """Returns what makes the engine in a process of a plan. Raises `UserError`."""
-    return load_offer("engines", name, "backend", ENGINES, "backend=tensorflow")  # type: ignore[no-any-return]

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+from pipeline.config.offered import load_offer
 from pipeline.plan.plan import from_json
 from pipeline.record import events
 from pipeline.record.commands import Command, Exit
 from pipeline.record.events import EventBase
-from pipeline.worker.engine import ENGINES, Emit, engine_of
+from pipeline.worker.engine import ENGINES, CommandHandler, Emit
 
 
 def main(
@@ -38,7 +39,8 @@ def main(
     if plan.backend in ENGINES:
         # By which Keras, once it is imported, computes.
         os.environ["KERAS_BACKEND"] = plan.backend
-    handler = engine_of(plan.backend)(plan, process, emit, asked_to_leave)
+    make = load_offer("engines", plan.backend, "backend", ENGINES, "backend=tensorflow")
+    handler: CommandHandler = make(plan, process, emit, asked_to_leave)
     try:
         versions = handler.join()
         emit(events.Joined(list(process.devices), versions))

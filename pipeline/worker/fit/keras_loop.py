@@ -23,7 +23,7 @@ from pipeline.worker.loop import Call, Totals
 from pipeline.worker.model_error import TrainingError
 from pipeline.worker.tensorflow import tables
 from pipeline.worker.tensorflow.loop import Loop
-from pipeline.worker.tensorflow.loss_scaling.global_batch import asks_others
+from pipeline.worker.tensorflow.loss_scaling.global_batch import ASKS_AS
 from pipeline.worker.tensorflow.loss_scaling.metrics import on_global_batch
 from pipeline.worker.tensorflow.scheduled import AsyncLoop
 
@@ -70,7 +70,7 @@ class KerasLoop(Loop):
     @property
     def step_by_step(self) -> bool:
         """True if processes exchange global batches of any size, so that each call must make a single step."""
-        return not self.alone and (self.gather or bool(on_global_batch(self.model)) or asks_others(self.model))
+        return not self.alone and (self.gather or bool(on_global_batch(self.model)) or ASKS_AS in vars(self.model))
 
     @property
     def steps_per_epoch(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from pipeline.analyze.comparable import grouped
 from pipeline.plan.division import bucket_of
 from pipeline.plan.plan import Plan, Process
 from pipeline.private import custom_gradients
@@ -187,9 +188,7 @@ def with_sums_as_gradients(
 
 def by_type(arrays: Sequence[tf.Tensor], places: Iterable[int]) -> dict[tuple[int, ...], tf.Tensor]:
     """One vector for each type that the arrays in these places have, by the places of its parts."""
-    alike = dict[tf.DType, list[int]]()
-    for place in places:
-        alike.setdefault(arrays[place].dtype, []).append(place)
+    alike = grouped((arrays[place].dtype, place) for place in places)
     return {tuple(same): tf.concat([tf.reshape(arrays[place], [-1]) for place in same], 0) for same in alike.values()}
 
 
@@ -260,9 +259,8 @@ def gathered(add: Any, number: int | tf.Tensor, count: int, arrays: Sequence[tf.
     lengths = tf.stack([tf.shape(array, tf.int64)[0] for array in arrays])
     # [who, array]
     counts = add(tf.one_hot(number, count, dtype=tf.int64)[:, None] * lengths)
-    of_all, alike = dict[int, tf.Tensor](), dict[tuple[object, ...], list[int]]()
-    for place, array in enumerate(arrays):
-        alike.setdefault((array.dtype, *array.shape[1:]), []).append(place)
+    of_all = dict[int, tf.Tensor]()
+    alike = grouped(((array.dtype, *array.shape[1:]), place) for place, array in enumerate(arrays))
     for places in alike.values():
         ends = tf.cumsum(tf.gather(counts, places, axis=1), axis=1)
         together = tf.concat([arrays[place] for place in places], 0)

@@ -11,7 +11,7 @@ import math
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline.analyze.comparable import grouped
 from pipeline.data.arrays import Nested
 from pipeline.private import custom_gradients, in_stateless_scope
 from pipeline.private_keras import keras_variables
@@ -246,7 +247,7 @@ class AsyncLoop(Loop):
         updates = optimizer.iterations.value
         pairs = zip(variables, gradients, strict=True)
         present = {id(variable): gradient for variable, gradient in pairs if gradient is not None}
-        by_server = _by_server(variable for variable in variables if id(variable) in present)
+        by_server = grouped((one._value.device, one) for one in variables if id(one) in present)
         sparse = {key for key, gradient in present.items() if isinstance(gradient, tf.IndexedSlices)}
         narrow = {key: narrowed(one) if bits == 16 else one for key, one in present.items()}
         parts_of = {key: [one.values, one.indices] if key in sparse else [one] for key, one in narrow.items()}
@@ -315,7 +316,8 @@ def fetched(model: keras.Model, before: tf.Tensor) -> Iterator[dict[int, tf.Tens
             return usual(*call, **named)
 
     with contextlib.ExitStack() as stack:
-        for device, held in _by_server(one for one in model.trainable_variables if id(one) not in looked_up).items():
+        read_whole = (one for one in model.trainable_variables if id(one) not in looked_up)
+        for device, held in grouped((one._value.device, one) for one in read_whole).items():
             read = [tf.TensorSpec(variable.shape, variable._value.dtype) for variable in held]
             with tf.device(device):
                 # Functions, so that what begins them is one message, however many operations they have.
@@ -327,13 +329,6 @@ def fetched(model: keras.Model, before: tf.Tensor) -> Iterator[dict[int, tf.Tens
                 stack.enter_context(patched(variable, {"_value": value, "_direct_assign": assign}))
         stack.enter_context(patched(custom_gradients, {"_graph_mode_decorator": decorated}))
         yield values
-
-
-def _by_server(variables: Iterable[keras.Variable]) -> dict[str, list[keras.Variable]]:
-    by_server: dict[str, list[keras.Variable]] = {}
-    for variable in variables:
-        by_server.setdefault(variable._value.device, []).append(variable)
-    return by_server
 
 
 def joined(arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:

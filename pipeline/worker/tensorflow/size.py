@@ -75,25 +75,23 @@ EXAMPLES = 509
 
 # What tells one tensor from another, as `tf.Tensor.ref` has it.
 Ref: TypeAlias = Hashable
-# Bytes of a fixed size, and bytes for each example.
-Bytes: TypeAlias = tuple[int, int]
 
 
-def envelope(moments: Iterable[Bytes]) -> list[Bytes]:
+def envelope(moments: Iterable[Moment]) -> list[Moment]:
     """Moments one of which is the fullest at any batch of one example or more, by how they grow.
 
     >>> envelope([(10, 1), (7, 2), (9, 1), (0, 3), (1, 2)])
     [(10, 1), (7, 2), (0, 3)]
     """
 
-    def crossing(one: Bytes, other: Bytes) -> float:
+    def crossing(one: Moment, other: Moment) -> float:
         # At which batch the other begins to have more.
         return (one[0] - other[0]) / (other[1] - one[1])
 
     best: dict[int, int] = {}
     for fixed, growing in moments:
         best[growing] = max(fixed, best.get(growing, 0))
-    fullest: list[Bytes] = []
+    fullest: list[Moment] = []
     for growing, fixed in sorted(best.items()):
         now = (fixed, growing)
         while fullest and sum(fullest[-1]) <= fixed + growing:
@@ -105,7 +103,7 @@ def envelope(moments: Iterable[Bytes]) -> list[Bytes]:
     return fullest
 
 
-def _moments(graph: tf.Graph) -> Iterator[Bytes]:
+def _moments(graph: tf.Graph) -> Iterator[Moment]:
     """Yields what a step of `EXAMPLES` a replica holds after each operation, the first that can be run being the next.
 
     A tensor is held from the operation that makes it to the last that reads it; variables do not count. Raises
@@ -113,7 +111,7 @@ def _moments(graph: tf.Graph) -> Iterator[Bytes]:
     """
     operations = graph.get_operations()
     # The tensor in whose memory each one is, and the bytes of such.
-    source, sizes = dict[Ref, Ref](), dict[Ref, Bytes]()
+    source, sizes = dict[Ref, Ref](), dict[Ref, Moment]()
     for operation in operations:
         for place, tensor in enumerate(operation.outputs):
             if operation.type in ALIASES:
@@ -147,13 +145,13 @@ def _moments(graph: tf.Graph) -> Iterator[Bytes]:
                 ready.append(one)
 
 
-def _sum(now: Bytes, others: Iterable[Bytes], sign: int = 1) -> Bytes:
+def _sum(now: Moment, others: Iterable[Moment], sign: int = 1) -> Moment:
     for fixed, growing in others:
         now = now[0] + sign * fixed, now[1] + sign * growing
     return now
 
 
-def _bytes(operation: tf.Operation, tensor: tf.Tensor) -> Bytes:
+def _bytes(operation: tf.Operation, tensor: tf.Tensor) -> Moment:
     # The batches come by an iterator, and losses go into an array; but what a loop keeps is not to be seen.
     if tensor.dtype == tf.variant and operation.type in LOOPS:
         raise ModelError("the model has a loop, and what that keeps is not in its graph")

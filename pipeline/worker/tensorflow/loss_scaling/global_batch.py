@@ -210,11 +210,6 @@ def asking_nobody(model: keras.Model | None = None) -> Iterator[None]:
             vars(model)[ASKS_AS] = True
 
 
-def asks_others(model: keras.Model) -> bool:
-    """True if a loss of the model has been found to ask other replicas by itself."""
-    return bool(vars(model).get(ASKS_AS))
-
-
 class _Pretended:
     """A replica's context, to whom others answer what they have given before: nothing at first."""
 
