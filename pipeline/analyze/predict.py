@@ -240,12 +240,6 @@ def one_run(case: Case, lives: Sequence[Sequence[float]]) -> Observed:
     return dataclasses.replace(joined_runs(case, [(seconds, 1.0) for seconds in lives]), runs=1)
 
 
-def sized(planned: Plan, basis: Basis) -> bool:
-    """True if any of the runs trained this model with this replica batch, on any number of workers."""
-    size = attrgetter("model.build", "training.replica_batch")
-    return any(size(timed_run.plan) == size(planned) for timed_run in basis.runs)
-
-
 def _whole(timed_run: TimedRun) -> bool:
     """True if it timed all of its workers, and has the events of that."""
     result = timed_run.run.result

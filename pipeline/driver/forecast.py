@@ -60,7 +60,8 @@ def predicted(plan: Plan, request: RunRequest, session: Session) -> RunResult:
             session.histories[name] = history.finished(output, name)
     basis = predict.basis(plan, session.histories[sweep], sweep or str(output))
     same = [timed_run for timed_run in basis.runs if timed_run.plan.model.build == plan.model.build]
-    timed = None if predict.sized(plan, basis) else _timed_alone(plan, basis, request, session)
+    is_sized = plan.training.replica_batch in [timed_run.plan.training.replica_batch for timed_run in same]
+    timed = None if is_sized else _timed_alone(plan, basis, request, session)
     if same:
         parameters = same[-1].parameters
     elif timed:

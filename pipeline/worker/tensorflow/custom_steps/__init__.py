@@ -142,12 +142,8 @@ class Watcher:
         return next((result for tensor, result in self.results if tensor is value), None)
 
 
-_watcher: OfThread[Any] = OfThread(None)
-
-
-def watching(watcher: Watcher | None) -> contextlib.AbstractContextManager[None]:
-    """Inside, in this thread, what a step calls is answered by the watcher, or as ever."""
-    return _watcher.held(watcher)
+# Answers, in a thread, what a step calls; None: it is answered as ever.
+replica_watcher: OfThread[Any] = OfThread(None)
 
 
 def watched() -> contextlib.AbstractContextManager[None]:
@@ -160,7 +156,7 @@ def watched() -> contextlib.AbstractContextManager[None]:
 def _answered(call: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
 
     def instead(owner: object, *values: object, **named: object) -> object:
-        watcher = _watcher.value
+        watcher = replica_watcher.value
         return (call if watcher is None else partial(answer, watcher, call))(owner, *values, **named)
 
     # Not even where AutoGraph converts what calls it.
@@ -179,13 +175,13 @@ def kinds(owner: type) -> set[type]:
 
 def _gradient(watcher: Any, call: Any, tape: object, target: object, sources: Any, *rest: Any, **named: Any) -> Any:
     # Inside a gradient, one of variables is a part of it, as of a layer that is computed twice.
-    with watching(None):
+    with replica_watcher.held(None):
         flat = watcher.gradient(lambda some: call(tape, target, some, *rest, **named), target, tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(sources, flat)
 
 
 def _apply(watcher: Any, call: Any, optimizer: object, grads: Gradients, trainable_variables: object = None) -> None:
-    with watching(None):
+    with replica_watcher.held(None):
         watcher.apply(optimizer, lambda sums: call(optimizer, sums, trainable_variables), grads, trainable_variables)
 
 
@@ -197,7 +193,7 @@ def _update(watcher: Any, call: Any, metric: keras.metrics.Metric, *values: Any,
     alone = isinstance(metric, keras.metrics.Mean | keras.metrics.Sum) and len(values) == 2
     weights = values[1] if alone else named.get("sample_weight")
     others = [*values[: 1 if alone else None], *(named[name] for name in named if name != "sample_weight")]
-    with watching(None):
+    with replica_watcher.held(None):
         return watcher.update(metric, lambda: call(metric, *values, **named), others, weights)
 
 
@@ -211,7 +207,7 @@ def _result(watcher: Watcher, call: Any, metric: keras.metrics.Metric) -> Nested
 
 def _loss(watcher: Any, call: Any, loss: keras.losses.Loss, *values: Any, **named: Any) -> Any:
     both = [*values, *(named[name] for name in ("y_true", "y_pred", "sample_weight") if name in named)]
-    with watching(None):
+    with replica_watcher.held(None):
         return watcher.loss(loss, *both)
 
 
@@ -255,7 +251,7 @@ class _Replica(Watcher):
         before = [tf.convert_to_tensor(variable.value) for variable in moving]
         self._used = [] if self._alone else list(returned.used)
         try:
-            with losses.traced(self._share, training=True), watching(self):
+            with losses.traced(self._share, training=True), replica_watcher.held(self):
                 logs = flattened(step(batch))
         except RuntimeError as error:
             # What TensorFlow says of sums over replicas where there can be none.

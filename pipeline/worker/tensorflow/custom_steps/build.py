@@ -126,7 +126,7 @@ class _Look(Watcher):
         self.targets: list[tf.Tensor] = []
 
     def at(self, step: Callable[[Batch], Mapping[str, tf.Tensor]], batch: Batch) -> tuple[()]:
-        with custom_steps.watching(self):
+        with custom_steps.replica_watcher.held(self):
             self.logs = step(batch)
         # While its graph is there.
         symbols = [pair for pair in self.results if tf.is_symbolic_tensor(pair[0])]

@@ -50,14 +50,15 @@ def count_on_global_batch(model: keras.Model, batch: Batch) -> None:
     shared = [metric for metric in _own(model) if not all(hasattr(one.value, "values") for one in metric.variables)]
     # Those of the first seed that tells.
     calls = {id(metric): updates for metric, updates in reversed(tries)}
-    for metric in _distinct([*_not_added(tries, over_examples=True), *shared]):
+    unlike_sums = [metric for metric, updates in tries if not _add_up(metric, updates, True)]
+    for metric in _distinct([*unlike_sums, *shared]):
         # Past Keras's own setter, which would track it.
         vars(metric)["update_state"] = _OnGlobalBatch(metric, calls.get(id(metric), ()))
 
 
 def not_added(model: keras.Model, batch: Batch) -> list[keras.metrics.Metric]:
     """The metrics of a built model whose state is no sum over batches."""
-    return _not_added(_tries(model, batch), over_examples=False)
+    return _distinct(metric for metric, updates in _tries(model, batch) if not _add_up(metric, updates, False))
 
 
 def on_global_batch(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -179,10 +180,6 @@ def _add_up(metric: keras.metrics.Metric, updates: Updates, over_examples: bool)
     except Exception:  # whatever a metric of a person's own raises on made-up examples
         return True
     return all(_adds(fresh, states[:2], one) for one in states[2:])
-
-
-def _not_added(tries: Sequence[Tried], over_examples: bool) -> list[keras.metrics.Metric]:
-    return _distinct(metric for metric, updates in tries if not _add_up(metric, updates, over_examples))
 
 
 def _distinct(metrics: Iterable[keras.metrics.Metric]) -> list[keras.metrics.Metric]:
