@@ -297,6 +297,7 @@ def test_a_slow_map_that_sleeps_or_computes_is_found_and_what_there_is_to_gain_i
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_workers_that_race_are_profiled_too_and_nothing_is_told_of_other_work_where_none_of_theirs_is_timed(pipeline):
     racing = ("strategy=parameter_server", "workers=2", "train.steps=20", "data.profile=true")
     result = pipeline(*TIMED, *SLEEPY, *racing).ok().result
