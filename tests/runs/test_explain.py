@@ -38,8 +38,7 @@ EXPLAINED = ("tracking=none", "workers=2", "measure.explain=true", "measure.repe
 # Its steps mostly wait, and so take as long on a machine that others may be at.
 UNHURRIED = ("data.build._target_=own.through", "data.num_classes=4", "model.build._target_=own.unhurried",
              "train.replica_batch=32")  # fmt: skip
-SLEEPY = ("data.build._target_=own.through", "+data.build.function=asleep", "data.num_classes=4", "data.shuffle=false",
-          "model.build._target_=own.tiny")  # fmt: skip
+SLEEPY = ("data.build._target_=own.sleepy", "data.num_classes=4", "data.shuffle=false", "model.build._target_=own.tiny")
 
 
 def a_round(**changed: Any) -> Round:

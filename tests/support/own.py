@@ -9,6 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.data.experimental.ops import testing
 
 
 def numbered(examples=245, validation=61, shape=(8, 8, 1), classes=10, seed=3):
@@ -351,6 +352,20 @@ def steep():
 
 def steep_data():
     return (np.ones((64, 1), "float32"), np.ones((64, 1), "float32")), None
+
+
+def sleepy(examples=128, milliseconds=2.0):
+    """A data set whose `map` takes long for each example and computes nothing."""
+
+    def waiting(x, y):
+        return x, y
+
+    def part(count):
+        x = np.arange(count * 16, dtype="float32").reshape(count, 16) / (count * 16)
+        made = tf.data.Dataset.from_tensor_slices((x, np.arange(count, dtype="int32") % 4))
+        return made.apply(testing.sleep(int(1000 * milliseconds))).map(waiting)
+
+    return part(examples), part(8)
 
 
 @keras.saving.register_keras_serializable("tests")
