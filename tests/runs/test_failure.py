@@ -31,7 +31,7 @@ HARMS = {
 }
 QUICK_HARMS = ("killed worker", "stopped")
 # Others in each run of CI, besides.
-SLOW_HARMS = sampled([harm for harm in HARMS if harm not in QUICK_HARMS], 5)
+SLOW_HARMS = sampled([harm for harm in HARMS if harm not in QUICK_HARMS], 3)
 
 
 @pytest.mark.parametrize("harm", [*QUICK_HARMS, *(pytest.param(harm, marks=pytest.mark.slow) for harm in SLOW_HARMS)])
