@@ -1,4 +1,4 @@
-"""What is wrong with a host is found, and said beside what was expected and what to type. The faults are real ones."""
+"""What is wrong with a host, this one or another, is found, and said beside what was expected and what to type."""
 
 import contextlib
 import json
@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import environment, launched
+from conftest import environment, launched, until
+from namespaces import made
 from tracked_runs import Request, serving
 
 from pipeline.commands import verbs
@@ -300,3 +301,54 @@ def test_a_host_that_is_well_is_said_to_be_so(asked):
     assert told.code in (0, 1), told.out
     assert {row.split()[1] for row in told.out.splitlines()[:-2]} >= {"python", "packages", "backend", "gpus", "plan"}
     assert "computes" in found(told, "backend")[0]
+
+
+# On the second host a clock that is two minutes ahead.
+PYTHON = """#!/bin/sh
+case "$(ip -brief address)" in *{second}/*) export PYTHONPATH={other}:$PYTHONPATH ;; esac
+exec {python} "$@"
+"""
+AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 120\n"
+
+
+@pytest.mark.slow
+def test_a_wrong_clock_and_a_slow_link_are_found_the_link_is_kept_and_tasks_of_an_environment_asked_too(tmp_path):
+    """Network namespaces stand for hosts: one that has another time, and a slow link."""
+    for name in ("ssh", "other", "worker0", "worker1"):
+        (tmp_path / name).mkdir()
+    doctor = (sys.executable, "-m", "pipeline", "doctor")
+    with made(tmp_path / "ssh", 2) as hosts:
+        first, second = hosts.addresses
+        (tmp_path / "other" / "sitecustomize.py").write_text(AHEAD)
+        python = tmp_path / "python"
+        python.write_text(PYTHON.format(second=second, other=tmp_path / "other", python=sys.executable))
+        python.chmod(0o755)
+        hosts.limit(2, "100mbit")
+        told = launched(
+            tmp_path, *doctor, "--json", *hosts.options(), "--only", "python,packages,clocks,link,names",
+            f"cluster.options.python={python}", "hardware.link_gbps=1",
+        )  # fmt: skip
+        assert told.code == 3, told.err
+        wrong = [finding for finding in json.loads(told.out)["findings"] if finding["severity"] == "fault"]
+        clock, slow = sorted(wrong, key=lambda finding: finding["check"])
+        assert (clock["check"], clock["host"]) == ("clocks", second)
+        assert (slow["check"], slow["host"]) == ("link", f"{first} - {second}")
+        assert clock["figures"]["ahead_seconds"] == pytest.approx(120, abs=5)
+        assert slow["figures"]["gbps"] < 0.1
+        assert f"hardware.link_gbps={slow['figures']['gbps']:.2g} if" in slow["remedy"]
+        (link,) = json.loads((tmp_path / "outputs" / "links.json").read_text())["links"]
+        assert link["hosts"] == [first, second]
+        # Tasks of an environment are asked by their agents.
+        tasks, commands = {"worker": [f"{address}:2222" for address in hosts.addresses]}, []
+        for index in (1, 0):
+            env = environment(TF_CONFIG=json.dumps({"cluster": tasks, "task": {"type": "worker", "index": index}}))
+            on, pipe = ["ip", "netns", "exec", hosts.space(index + 1), *doctor, "cluster=env"], subprocess.PIPE
+            on, home = [*on, "--only", "python,cores,clocks,link"], tmp_path / f"worker{index}"
+            commands.append(subprocess.Popen(on, cwd=home, env=env, stdout=pipe, stderr=pipe, text=True))
+        (_, err), (out, _) = (command.communicate(timeout=180) for command in commands)
+        assert [command.returncode for command in commands] in ([0, 0], [1, 1]), out + err
+        assert "has ended with" in err
+        assert f"{first} - {second}" in out
+        assert [line for line in out.splitlines() if "clocks" in line and second in line]
+        until(lambda: not hosts.left(), 10)
+    assert (tmp_path / "worker0" / "outputs" / "links.json").exists()

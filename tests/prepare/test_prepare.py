@@ -19,7 +19,7 @@ import psutil
 import pytest
 import sources as own_sources
 import tensorflow as tf
-from conftest import QUICK, SUPPORT, UnderWay, environment, left_behind
+from conftest import SUPPORT, UnderWay, environment, left_behind
 from distributed import LocalCluster
 from own_files import encoded, flipped, picture, write
 
@@ -238,52 +238,49 @@ def test_files_of_another_kind_of_record_are_read_one_by_one_and_what_is_broken_
         assert (made.examples("train"), made.source["skipped"]) == (len(wanted), len(lost))
 
 
-def test_shards_are_as_large_as_asked_and_as_many_as_workers_divide_and_train(pipeline, tmp_path):
+def test_shards_are_as_large_as_asked_and_as_many_as_workers_divide(tmp_path):
     lines: list[str] = []
     made = prepared(tmp_path / "d", "data=digits", "shard_mib=0.1", "workers=4", say=lines.append).manifest
     assert len(made.splits["train"]) == 8
     assert all(each.bytes < 0.1 * 2**20 for each in made.splits["train"])
     assert "8 shards instead of 5, so that 4 workers have equally many." in lines
-    pipeline("data=tfrecord", "data.path=d", "model=mlp", "strategy=one_device", "train.steps=5", *QUICK).ok()
-
-
-def slow_command(folder: Path, least: int) -> UnderWay:
-    """A command under way that has made so many shards."""
-    run = UnderWay(folder, *SLOW)
-    run.until(lambda: len(list(folder.glob("d/*.tfrecord"))) >= least, 60)
-    return run
 
 
 ASKED = (f"{OWN_SOURCE}slow_arrays", "+data.build.examples=20000", "shards=60")
 SLOW = ("prepare", *ASKED, "processes=2", "out=d")
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a command that nothing has ended."""
-    folder = tmp_path_factory.mktemp("whole") / "d"
-    prepared(folder, *ASKED)
-    return folder
-
-
 @pytest.mark.slow
-def test_a_killed_command_leaves_no_process_and_the_same_one_goes_on(pipeline, tmp_path, whole):
-    slow_command(tmp_path, 5).kill()
+def test_a_killed_command_leaves_no_process_and_the_same_one_goes_on_of_which_a_worker_is_killed(tmp_path):
+    def shards() -> list[Path]:
+        return sorted(tmp_path.glob("d/*.tfrecord"))
+
+    with UnderWay(tmp_path, *SLOW) as run:
+        run.until(lambda: len(shards()) >= 5, 60)
     assert not left_behind(tmp_path)
     assert not (tmp_path / "d/manifest.json").exists()
-    there = {path: path.stat().st_mtime_ns for path in tmp_path.glob("d/*.tfrecord")}
+    there = {path: path.stat().st_mtime_ns for path in shards()}
     assert 5 <= len(there) < 60
     # What else a kill may leave: a shard that was being written, and one that was cut off.
     (tmp_path / "d/.train-00059-of-00060.tfrecord.0.partial").write_bytes(b"part")
     cut = min(there)
     os.truncate(cut, cut.stat().st_size - 1)
     del there[cut]
-    again = pipeline(*SLOW).ok()
+    run.type(*SLOW)
+    run.until(lambda: len(shards()) >= len(there) + 3, 60)
+    # Its work is done by another.
+    children = psutil.Process(run.process.pid).children()
+    next(each for each in children if "spawn_main" in " ".join(each.cmdline())).kill()
+    again = run.ended(120).ok()
+    assert again.err == ""
     assert f"{len(there)} shards of an earlier command kept" in again.out or len(there) == 1
     assert {path: path.stat().st_mtime_ns for path in there} == there
     assert not list((tmp_path / "d").glob(".*.partial"))
-    assert checksums(tmp_path / "d") == checksums(whole)
-    assert (tmp_path / "d/manifest.json").read_text() == (whole / "manifest.json").read_text()
+    # All is as a command has it that nothing has ended.
+    prepared(tmp_path / "whole", *ASKED)
+    assert checksums(tmp_path / "d") == checksums(tmp_path / "whole")
+    assert (tmp_path / "d/manifest.json").read_text() == (tmp_path / "whole/manifest.json").read_text()
+    assert not left_behind(tmp_path)
 
 
 def test_a_killed_gathering_goes_on_with_the_pieces_that_are_there(tmp_path):
@@ -311,16 +308,6 @@ def test_a_signal_ends_it_at_once_with_its_code_and_one_line(tmp_path, number, s
     run.harm(number)
     said = f"pipeline: Ended by {number.name}. The same command goes on.\n"
     assert run.ended(20).failed(128 + number).err == said
-    assert not left_behind(tmp_path)
-
-
-@pytest.mark.slow
-def test_the_work_of_a_killed_worker_is_done_by_another(tmp_path, whole):
-    run = slow_command(tmp_path, 2)
-    children = psutil.Process(run.process.pid).children()
-    next(each for each in children if "spawn_main" in " ".join(each.cmdline())).kill()
-    assert run.ended(120).ok().err == ""
-    assert checksums(tmp_path / "d") == checksums(whole)
     assert not left_behind(tmp_path)
 
 

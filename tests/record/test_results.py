@@ -7,19 +7,18 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Never, get_args
+from typing import Never, get_args
 from unittest import mock
 
 import numpy as np
 import pytest
 from any_value import any_of, few
-from conftest import OLD, QUICK, ROOT, sampled
+from conftest import OLD, ROOT, sampled
 from hypothesis import given
 from hypothesis import strategies as st
 from plans import config, machine
@@ -38,62 +37,48 @@ from pipeline.record.log import EventLog, from_line, from_plain, read, read_json
 from pipeline.record.results import Baseline, Result, Training
 from pipeline.views import report
 
-
-class Form(NamedTuple):
-    """A file of a folder: its values, what writes and reads it, and texts that are none, read as `nothing`."""
-
-    name: str
-    values: st.SearchStrategy[Any]
-    write: Callable[[Path, Any], object]
-    read: Callable[[Path], Any]
-    broken: tuple[str, ...]
-    nothing: Any
-
-
-def _whole(result: Result) -> Result:
-    """The same of an asynchronous training, which alone has all values."""
-    return replace(result, layout=replace(result.layout, asynchronous=True))
-
-
 PLACE = attrgetter("place")
-FORMS = [
-    Form(results.FILE, any_of(Result).map(_whole), results.write, results.read, ("", "[]", "{"), None),
-    Form(
-        "baseline.json", any_of(Baseline), lambda folder, value: write_json(folder / "baseline.json", value),
+# Files of a folder: values, what writes and reads them, and texts that are none, read as the last.
+FORMS = {
+    results.FILE: (
+        # Of an asynchronous training, which alone has all values.
+        any_of(Result).map(lambda result: replace(result, layout=replace(result.layout, asynchronous=True))),
+        results.write, results.read, ("", "[]", "{"), None,
+    ),
+    "baseline.json": (
+        any_of(Baseline), lambda folder, value: write_json(folder / "baseline.json", value),
         lambda folder: read_json(Baseline, folder / "baseline.json"),
         ("", "{}", '{"examples_per_second": [1.0]}'), None,
     ),
-    Form(
-        files.SWEEP,
+    files.SWEEP: (
         st.lists(any_of(Entry), max_size=3, unique_by=PLACE).map(lambda entries: sorted(entries, key=PLACE)),
         lambda folder, entries: files.write_sweep(folder, entries[::-1]), read_sweep,
         ("", "{}", '{"points": [{"place": 0}]}', '{"points": 1}'), [],
     ),
-    Form(
-        files.PREDICTIONS, st.lists(any_of(PredictionLine), max_size=2),
+    files.PREDICTIONS: (
+        st.lists(any_of(PredictionLine), max_size=2),
         lambda folder, lines: [files.append_prediction(folder, line) for line in lines], files.read_predictions,
         ("", '{"cut', '{"identity": "b"}\n'), [],
     ),
-    Form(files.TRACKING, any_of(TrackingState), files.write_tracking, files.read_tracking, ("", "[]"), TrackingState()),
-]  # fmt: skip
-# What only an asynchronous training has.
-OF_ASYNCHRONOUS = {"staleness_mean", "staleness_max", "steps", "examples", "updates", "worker_steps"}
+    files.TRACKING: (any_of(TrackingState), files.write_tracking, files.read_tracking, ("", "[]"), TrackingState()),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("file", FORMS)
 @given(data=st.data())
 @few
-def test_a_file_is_read_as_it_was_written_and_one_that_is_broken_not_at_all(form, data):
-    values = data.draw(form.values)
+def test_a_file_is_read_as_it_was_written_and_one_that_is_broken_not_at_all(file, data):
+    values, write, read, broken, nothing = FORMS[file]
+    values = data.draw(values)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        assert form.read(folder) == form.nothing
-        for text in form.broken:
-            (folder / form.name).write_text(text)
-            assert form.read(folder) == form.nothing
+        assert read(folder) == nothing
+        for text in broken:
+            (folder / file).write_text(text)
+            assert read(folder) == nothing
         # Lines are appended to what is there.
-        form.write(folder, values)
-        assert form.read(folder) == values
+        write(folder, values)
+        assert read(folder) == values
 
 
 def test_results_events_and_plans_of_0_1_0_are_read_and_come_out_as_they_went_in_and_plans_keep_their_names():
@@ -145,15 +130,18 @@ def test_the_docs_name_each_value_and_no_other():
     assert named == {"version", *leaves(Result)}
 
 
-def test_fresh_results_have_all_values_whether_they_are_known_or_not_and_are_compared(pipeline, capsys):
+def test_fresh_results_have_all_values_and_are_compared_and_a_refused_one_says_why_and_what_it_was(pipeline, capsys):
     common = ("data=digits", "model=mlp", "measure.repeats=2", "measure.baseline=none", "tracking=none", "workers=1")
-    ran = pipeline("-m", *common, "measure.patience=0", "train.steps=4", "strategy=one_device,default").ok()
+    ran = pipeline("-m", *common, "measure.patience=0", "train.steps=4", "strategy=one_device,default,tpu").ok()
     then = json.loads((OLD / "sweeps" / "both" / "1_mirrored" / "result.json").read_text())
     # One device has nothing to be compared with; of what is to be the same each time, other programs are no part.
     left = {"check", "backend", "collective", "devices", "sample", "seconds_driver", "other_work"}
-    left |= {*results.XLA, *results.ENDED_EARLY}
-    always = {"version", *leaves(Result)} - OF_ASYNCHRONOUS - left
-    for folder, result in zip(ran.run_folders, ran.results, strict=True):
+    # Workers that race alone have these.
+    left |= {"staleness_mean", "staleness_max", "steps", "examples", "updates", "worker_steps"}
+    always = {"version", *leaves(Result)} - left - {*results.XLA, *results.ENDED_EARLY}
+    *fresh, refused = ran.results
+    for folder, result in zip(ran.run_folders, fresh, strict=True):
+        # Whether they are known or not.
         assert result.keys() - {"seconds_driver", "other_work"} == always == {"version", *then}
         (told,) = (event for event, _ in read(folder / "events.jsonl") if isinstance(event, Told))
         assert told.values == result
@@ -161,12 +149,8 @@ def test_fresh_results_have_all_values_whether_they_are_known_or_not_and_are_com
     out = capsys.readouterr().out
     assert "strategy_build._target_" in out
     assert re.search("0 and 1: (not known|as fast)|times as fast", out)
-
-
-def test_a_point_that_is_refused_leaves_why_and_what_was_chosen(asked):
-    ran = asked("-m", *QUICK, "data=digits", "model=mlp", "strategy=tpu", "hardware=2cpu", "workers=2").failed(2)
-    chosen = {"strategy": "tpu", "hardware": "2cpu", "model": "mlp", "data": "digits", "workers": 2}
-    assert ran.result == {"version": results.VERSION, "status": "REFUSED", "error": ran.result["error"]} | chosen
+    chosen = {"strategy": "tpu", "hardware": "auto", "model": "mlp", "data": "digits", "workers": 1}
+    assert refused == {"version": results.VERSION, "status": "REFUSED", "error": refused["error"]} | chosen
 
 
 def test_where_a_run_is_tracked_is_known_by_store_and_read_as_0_1_0_wrote_it(tmp_path):
@@ -404,9 +388,5 @@ def test_a_command_comes_out_as_it_went_in_and_stays_as_it_is(name, data):
 
 def test_what_answers_a_command_is_a_kind_of_event():
     answers = {name: made.response_type() for name, made in commands.COMMANDS.items()}
-    assert {name for name, answer in answers.items() if answer not in events.KINDS.values()} == {
-        "begin",
-        "leave",
-        "exit",
-    }
+    assert {name for name in answers if answers[name] not in events.KINDS.values()} == {"begin", "leave", "exit"}
     assert (answers["begin"], answers["measure"]) == (Never, events.Measured)
