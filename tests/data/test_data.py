@@ -114,9 +114,9 @@ def test_mnist_is_read_from_kerass_cache_its_first_examples_taken_and_named_wher
     np.testing.assert_array_equal(first, x[:4])
     np.testing.assert_array_equal(labels, y[:4])
     np.testing.assert_array_equal(validation[0], x_validation)
+    words = r"train_examples from 1 to 6 for data=mnist, received {}\. Try data\.build\.train_examples=6"
     for count in (0, -1, 7):
-        words = rf"train_examples from 1 to 6 for data=mnist, received {count}\. Try data\.build\.train_examples=6"
-        with pytest.raises(DataError, match=words):
+        with pytest.raises(DataError, match=words.format(count)):
             mnist(train_examples=count)
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(DataError, match=rf"Expected {path} for data=mnist, received a file that is broken \("):
@@ -201,16 +201,13 @@ def test_one_loader_at_a_time_is_let_in(tmp_path: Path) -> None:
     assert inside == ["in", "out"] * 4
 
 
-@pytest.mark.parametrize("shape", [[7], [6, 5], [28, 28, 1], [2, 9, 3, 4]])
-def test_synthetic_examples_have_any_shape_and_stay_between_0_and_1(shape: list[int]) -> None:
-    parts = synthetic(shape=shape, num_classes=3, train_examples=100, validation_examples=20)
-    for (x, y), count in zip(parts, (100, 20), strict=True):
-        assert (x.shape, x.dtype.name, y.shape, y.dtype.name) == ((count, *shape), "float32", (count,), "int32")
-        assert 0 <= x.min() <= x.max() <= 1
-        assert set(y.tolist()) == {0, 1, 2}
-
-
-def test_synthetic_examples_are_decided_by_the_arguments_alone_and_classes_told_apart_by_their_means() -> None:
+def test_synthetic_examples_have_any_shape_are_decided_by_the_arguments_and_classes_told_apart_by_their_means() -> None:
+    for shape in ([7], [6, 5], [28, 28, 1], [2, 9, 3, 4]):
+        parts = synthetic(shape=shape, num_classes=3, train_examples=100, validation_examples=20)
+        for (x, y), count in zip(parts, (100, 20), strict=True):
+            assert (x.shape, x.dtype.name, y.shape, y.dtype.name) == ((count, *shape), "float32", (count,), "int32")
+            assert 0 <= x.min() <= x.max() <= 1
+            assert set(y.tolist()) == {0, 1, 2}
     first, again, other = synthetic(seed=1), synthetic(seed=1), synthetic(seed=2)
     np.testing.assert_array_equal(rows(*first), rows(*again))
     assert (first[0][0] != other[0][0]).any()
@@ -245,10 +242,9 @@ def log_rows(*parts: Any) -> Counter[tuple[Any, ...]]:
 def test_shards_of_clicks_are_the_whole_log_each_row_once(shards: int) -> None:
     sizes = {"train_examples": 3_000, "validation_examples": 1_024}
     for part in (0, 1):
-        whole = clicks(**sizes)[part]
         pieces = [clicks(**sizes, shard=shard, shards=shards)[part] for shard in range(shards)]
         assert [int(piece.cardinality()) for piece in pieces] == [sum(log_rows(piece).values()) for piece in pieces]
-        assert log_rows(*pieces) == log_rows(whole)
+        assert log_rows(*pieces) == log_rows(clicks(**sizes)[part])
     assert not log_rows(clicks(**sizes)[0]) & log_rows(clicks(**sizes)[1])
     # They are decided by the seed, and categories stay in their columns.
     sizes = {"categories": [7, 2], "dense_features": 1, "train_examples": 2_000, "validation_examples": 0}
@@ -271,11 +267,10 @@ def test_the_signal_in_clicks_allows_the_area_that_is_said(signal: float, least:
 def test_each_token_of_text_has_the_next_one_as_its_label_and_none_is_trained_on_twice() -> None:
     whole = "\n\n".join(topics[name] for name in sorted(topics)).encode()
     train, validation = text(length=50)
-    tokens = bytes(train.raw[0].ravel().astype(np.uint8))
+    tokens, held = (bytes(part.raw[0].ravel().astype(np.uint8)) for part in (train, validation))
     assert whole.startswith(tokens)
     assert len(tokens) > 0.89 * len(whole)
     assert bytes(train.raw[1].ravel().astype(np.uint8)) == whole[1 : len(tokens) + 1]
-    held = bytes(validation.raw[0].ravel().astype(np.uint8))
     assert held in whole[len(tokens) :]
     assert (train.num_classes, train.raw[0].dtype, train.count) == (256, np.int32, len(train.raw[0]))
 

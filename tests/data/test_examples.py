@@ -22,8 +22,6 @@ from pipeline.worker.data.reading import Reading
 from pipeline.worker.layout import BEGINNING, BatchLayout, Position
 from pipeline.worker.model_error import TrainingError
 
-SPEC = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((), tf.int32))
-
 
 def varied(example: Any, seed: Any) -> Any:
     return example[0] + tf.random.stateless_uniform([4], seed), example[1]
@@ -36,12 +34,11 @@ def in_files(folder, examples, vary=False):
 
 
 def of_rows(folder, examples, vary=False):
-    serial = np.arange(examples)
-
     def decode(row):
         return tf.fill([4], tf.cast(row["label"], tf.float32) / 100), tf.cast(row["label"], tf.int32)
 
-    return Examples({"label": serial}, SPEC, decode=decode, augment=varied if vary else None)
+    types = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((), tf.int32))
+    return Examples({"label": np.arange(examples)}, types, decode=decode, augment=varied if vary else None)
 
 
 def opened(folder, examples, vary=False):
@@ -71,10 +68,9 @@ def test_a_stream_of_examples_in_their_own_order_goes_on_from_any_position(tmp_p
 @pytest.mark.parametrize("make", [*MAKES, pytest.param(opened, id="opened")])
 def test_any_number_of_processes_trains_the_same_global_batches(tmp_path, make):
     part, position = make(tmp_path, 50), Position(1, 24)
-    one = leaves(stream(part, ONE, True, 1, position).take(8))
-    two = [dataclasses.replace(ONE, replicas=2, first=first) for first in (0, 1)]
-    each = [leaves(stream(part, layout, True, 1, position).take(8)) for layout in two]
-    for (examples, x, y), *halves in zip(one, *each, strict=True):
+    layouts = ONE, *(dataclasses.replace(ONE, replicas=2, first=first) for first in (0, 1))
+    each = [leaves(stream(part, layout, True, 1, position).take(8)) for layout in layouts]
+    for (examples, x, y), *halves in zip(*each, strict=True):
         sizes, first, second = zip(*halves, strict=True)
         assert (sizes, [*chain(*first)], [*chain(*second)]) == ((examples, examples), x, y)
 
@@ -98,13 +94,9 @@ def test_an_example_is_varied_by_itself_and_its_epoch_whoever_reads_it(tmp_path)
     part = in_files(tmp_path, 50, vary=True)
 
     def by_label(part, layout, position=BEGINNING):
-        steps = layout.steps_after(position.examples)
-        return {
-            int(y): x.tolist()
-            for _, batches in stream(part, layout, True, 1, position).take(steps).as_numpy_iterator()
-            for batch in batches
-            for x, y in zip(*batch, strict=True)
-        }
+        steps = stream(part, layout, True, 1, position).take(layout.steps_after(position.examples))
+        batches = chain(*(batches for _, batches in steps.as_numpy_iterator()))
+        return {int(y): x.tolist() for batch in batches for x, y in zip(*batch, strict=True)}
 
     whole = by_label(part, ONE)
     share = dataclasses.replace(part, raw=part.raw[1:])
@@ -155,13 +147,13 @@ def test_steps_that_are_handed_out_train_what_their_numbers_stand_for(tmp_path, 
     wanted = leaves(stream(part, layout, True, 1, Position(0, 16)).take(12))
     made = source.source(Data(part, layout, True, 1), [part], workers=3, position=Position(0, 16))
     iterator = iter(made.made())
-    call = tf.function(lambda first, rows, start, stop: made.batch(iterator, rows, start, stop))
+    call = tf.function(lambda rows, start, stop: made.batch(iterator, rows, start, stop))
     # A step that was passed is looked for anew.
     of_steps = [made.rows(2) for _ in range(0, 12, 2)]
     for step in (0, 4, 6, 8, 2, 10):
         rows, edges = of_steps[step // 2]
         for place in range(2):
-            x, y = call(0, rows, edges[place], edges[place + 1])
+            x, y = call(rows, edges[place], edges[place + 1])
             assert y.numpy().tolist() == wanted[step + place][2], step
             # The same but for how the graph around it divides.
             np.testing.assert_allclose(x, wanted[step + place][1], rtol=1e-6)
@@ -215,18 +207,15 @@ def test_services_make_the_same_batches_in_the_same_order(tmp_path, kind):
 
 @pytest.mark.slow
 def test_only_maps_that_draw_on_their_examples_alone_are_taken_apart():
-    numbers = tf.data.Dataset.range(10)
-    variable = tf.Variable(1.0)
-    drawn = tf.random.uniform
-    for second in (
-        lambda n: drawn([]),
-        lambda n: tf.numpy_function(lambda n: n, [n], tf.int64),
-        lambda n: variable + 1.0,
-        lambda n: tf.while_loop(lambda k: k < n, lambda k: k + drawn([], 1, 2, tf.int64), [n]),
+    numbers, variable, drawn = tf.data.Dataset.range(10), tf.Variable(1.0), tf.random.uniform
+    for each in (
+        numbers,
+        numbers.map(lambda n: (n, n)).shuffle(3),
+        numbers.map(lambda n: (n, drawn([]))),
+        numbers.map(lambda n: (n, tf.numpy_function(lambda n: n, [n], tf.int64))),
+        numbers.map(lambda n: (n, variable + 1.0)),
+        numbers.map(lambda n: (n, tf.while_loop(lambda k: k < n, lambda k: k + drawn([], 1, 2, tf.int64), [n]))),
     ):
-        each = numbers.map(lambda n, second=second: (n, second(n)))
-        assert reading.opened(each) is each
-    for each in (numbers, numbers.map(lambda n: (n, n)).shuffle(3)):
         assert reading.opened(each) is each
     through = numbers.filter(lambda n: n != 4).map(lambda n: n + 1).map(lambda n: {"a": (n, n * 2)}, 2).prefetch(2)
     part = reading.opened(through)
@@ -241,9 +230,7 @@ def test_a_batch_with_bad_values_is_refused():
         return next(iter(stream(part, layout, False, 0, reading=Reading(classes=classes))))
 
     first([0.0, 1.0], [0, 9])
-    for bad in (np.nan, np.inf):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="Expected training data of finite numbers"):
-            first([0.0, bad], [0, 1])
-    for label in (-1, 3):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="Expected labels from 0 to 2"):
-            first([0.0, 1.0], [0, label], classes=3)
+    finite, labels = "Expected training data of finite numbers", "Expected labels from 0 to 2"
+    for value, label, words in ((np.nan, 1, finite), (np.inf, 1, finite), (1.0, -1, labels), (1.0, 3, labels)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            first([0.0, value], [0, label], classes=3)

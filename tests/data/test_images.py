@@ -121,7 +121,7 @@ def test_images_are_brought_to_a_size_and_grey_stays_what_it_was(tmp_path: Path)
     write(tmp_path / "b/1.png", encoded(picture(1, 4, 4)))
     write(tmp_path / "b/2.png", encoded(grey, mode="L"))
     train, validation = images(str(tmp_path), image_size=[16, 16], channels=1)
-    every = [pair for part in (train, validation) for pair in zip(part.raw["path"], made(part), strict=True)]
+    every = (pair for part in (train, validation) for pair in zip(part.raw["path"], made(part), strict=True))
     found = {Path(name).parts[-2:]: x for name, (x, _) in every}
     assert {x.shape for x in found.values()} == {(16, 16, 1)}
     np.testing.assert_allclose(found["a", "1.png"][..., 0], grey / 255, atol=1e-7)
@@ -130,13 +130,11 @@ def test_images_are_brought_to_a_size_and_grey_stays_what_it_was(tmp_path: Path)
     assert not broken(train)
 
 
-MODES = {"PNG": "RGB RGBA L LA P 1 I;16", "JPEG": "RGB L CMYK", "BMP": "RGB L", "GIF": "RGB L"}
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_what_pillow_reads_of_every_kind_is_what_is_trained_the_first_of_several_in_a_file(channels: int) -> None:
     blocks = np.kron(picture(0), np.ones((8, 8, 1), np.uint8))
-    for kind, mode in ((kind, mode) for kind, modes in MODES.items() for mode in modes.split()):
+    modes = {"PNG": "RGB RGBA L LA P 1 I;16", "JPEG": "RGB L CMYK", "BMP": "RGB L", "GIF": "RGB L"}
+    for kind, mode in ((one, mode) for one in modes for mode in modes[one].split()):
         if mode == "I;16":
             stream = io.BytesIO()
             Image.fromarray(blocks[..., 0].astype(np.uint16) * 257).save(stream, kind)
@@ -205,8 +203,7 @@ def test_what_is_not_found_broken_can_be_trained_wherever_it_is_cut(kind: str) -
 
 
 def test_training_images_vary_by_the_seed_and_the_others_do_not(pets: Path) -> None:
-    options = {"flip": True, "shift": 0.3, "brightness": 0.2, "contrast": 0.2}
-    train, validation = images(str(pets), augment=options)
+    train, validation = images(str(pets), augment={"flip": True, "shift": 0.3, "brightness": 0.2, "contrast": 0.2})
     assert validation.augment is None
     x, y = made(train)[0]
     augment = tf.function(train.augment, autograph=False)

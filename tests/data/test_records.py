@@ -240,15 +240,19 @@ def expect_once_an_epoch(ran: Ran, *lost: Sequence[int], epochs: int = 2) -> Non
         assert seen == pytest.approx(np.array(sums * epochs), rel=1e-6), folder
 
 
-@pytest.mark.parametrize(("files", "said"), [
-    ((40, 43), "2 files; each of 2 processes reads all of them, since they cannot be divided evenly"),
-    pytest.param((21, 21, 21, 20), "4 files; each of 2 processes reads its own", marks=pytest.mark.slow),
-])  # fmt: skip
-def test_two_processes_read_each_record_once_an_epoch(pipeline, tmp_path, files, said):
-    shards.write(tmp_path / "data", files, [13])
-    ran = pipeline(*prepared(tmp_path, "strategy=multi_worker", "workers=2", "train.replica_batch=8"))
-    expect_once_an_epoch(ran, ())
-    assert said in ran.out
+def test_two_processes_read_each_record_once_an_epoch_of_files_of_their_own_if_even_and_too_few_are_refused(
+    pipeline, tmp_path
+):
+    for name, files in {"data": (40, 43), "even": (21, 21, 21, 20)}.items():
+        shards.write(tmp_path / name, files, [13])
+    typed = prepared(tmp_path, "strategy=multi_worker", "workers=2", "train.replica_batch=8")
+    expect_once_an_epoch(ran := pipeline(*typed), ())
+    assert "2 files; each of 2 processes reads all of them, since they cannot be divided evenly" in ran.out
+    planned = pipeline(*typed, f"data.path={tmp_path / 'even'}", "mode=plan").ok()
+    assert "4 files; each of 2 processes reads its own" in planned.out
+    refused = pipeline(*typed, "workers=3", "data.shard=file").failed(2)
+    words = "Expected data.shard=file with a file for each of 3 processes, received 2. Try data.shard=element"
+    assert words in refused.err
 
 
 @pytest.mark.slow
@@ -263,13 +267,6 @@ def test_every_record_is_read_once_an_epoch_under_every_strategy(pipeline, tmp_p
     several = ("-m", f"strategy={','.join(strategies)}", f"workers={workers}", how)
     ran = pipeline(*prepared(tmp_path, "train.replica_batch=4", "launch.max_restarts=0", *several), timeout=600)
     expect_once_an_epoch(ran, *[()] * len(strategies) * (1 + how.count(",")))
-
-
-def test_too_few_files_are_refused_before_anything_is_started(asked, tmp_path):
-    shards.write(tmp_path / "data", [40, 43])
-    ran = asked(*prepared(tmp_path, "strategy=multi_worker", "workers=3", "data.shard=file")).failed(2)
-    words = "Expected data.shard=file with a file for each of 3 processes, received 2. Try data.shard=element"
-    assert words in ran.err
 
 
 BROKEN = {

@@ -29,12 +29,11 @@ PARTS = {"input wait": 0.02, "communication": 0.2, "contention": 0.06, "host ove
 
 def a_point(folder: Path, strategy: str, workers: int, speed: float, **result: Any) -> None:
     """What a run of a sweep writes, with its epochs, an explanation and a prediction that was made before."""
-    one = 100.0
-    lost = 1 - speed / one / workers
+    lost = 1 - speed / 100 / workers
     told = {
         "strategy": strategy, "workers": workers, "examples_per_second": speed, "examples_per_second_low": speed * 0.98,
-        "examples_per_second_high": speed * 1.02, "baseline_examples_per_second": one, "speedup": speed / one,
-        "speedup_low": speed / one * 0.97, "speedup_high": speed / one * 1.03, "efficiency": 1 - lost,
+        "examples_per_second_high": speed * 1.02, "baseline_examples_per_second": 100.0, "speedup": speed / 100,
+        "speedup_low": speed / 100 * 0.97, "speedup_high": speed / 100 * 1.03, "efficiency": 1 - lost,
         "interval_confidence": 0.9375, "parameters": 9_610,
         "step_ms_p50": 64_000 * workers / speed, "input_wait": 0.02, "mlflow_run_id": f"{workers}" * 32,
         "predictions": [
@@ -74,13 +73,13 @@ def written(tmp_path_factory) -> report.WrittenReport:
               ("multi_worker", 1): 99.0, ("multi_worker", 2): 140.0, ("multi_worker", 4): 170.0}  # fmt: skip
     for place, ((strategy, workers), speed) in enumerate(speeds.items()):
         a_point(folder / f"{place}_{strategy}", strategy, workers, speed, oversubscribed=place == 5)
-    typed = folder / "0_mirrored" / "hydra" / "overrides.yaml"
+    typed = folder / "0_mirrored/hydra/overrides.yaml"
     typed.write_text(json.dumps([*json.loads(typed.read_text()), "+note=<script>document.title='taken'</script>"]))
     ends = {"10_tpu": ("FAILED", "Worker 1 was killed."), "11_tpu": ("REFUSED", "Expected a TPU. Try workers=2.")}
     for name, (status, error) in ends.items():
         (folder / name).mkdir()
-        told = {"status": status, "error": error, "strategy": "tpu", "workers": 8}
-        (folder / name / "result.json").write_text(json.dumps(told))
+        result = json.dumps({"status": status, "error": error, "strategy": "tpu", "workers": 8})
+        (folder / name / "result.json").write_text(result)
     return report.write(folder)
 
 
@@ -178,8 +177,7 @@ def test_points_that_differ_in_what_was_run_are_told_with_it_and_one_that_failed
 
 
 def test_a_report_is_written_again_in_its_place_is_no_run_and_its_sweep_is_found_by_name_and_folder(written):
-    again = report.write(written.sweep.folder)
-    assert again.html.read_text() == written.html.read_text()
+    assert report.write(written.sweep.folder).html.read_text() == written.html.read_text()
     output = written.sweep.folder.parents[1]
     assert history.find_sweep("scaling", output, "sweep", "") == written.sweep.folder
     assert history.find_sweep(str(written.sweep.folder), Path("nowhere"), "sweep", "") == written.sweep.folder
@@ -222,8 +220,8 @@ def test_a_sweep_that_lists_its_points_tells_those_without_a_result_and_pools_re
     for number, speed in enumerate((120.0, 122.0, 150.0, 151.0), 2):
         strategy = "mirrored" if number < 4 else "multi_worker"
         a_point(tmp_path / f"{number}_{strategy}", strategy, 2, speed)
-        typed = (f"strategy={strategy}",)
-        entries.append(Entry(number // 2 + 1, number % 2, strategy, f"{number}_{strategy}", typed, "FINISHED"))
+        place, typed = number // 2 + 1, (f"strategy={strategy}",)
+        entries.append(Entry(place, number % 2, strategy, f"{number}_{strategy}", typed, "FINISHED"))
     write_sweep(tmp_path, entries)
     made = report.write(tmp_path)
     assert made.verdict.best is not None

@@ -222,21 +222,6 @@ def test_sync_fills_a_store_that_was_thrown_away_and_leaves_a_deleted_run_alone(
     assert sync(done.folder, uri=nowhere) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
 
 
-def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(tmp_path: Path, asked: Any) -> None:
-    writer = Writer(tmp_path / "outputs" / "runs" / "run", pid=tracked_runs.NEVER)
-    remember(writer.folder, local(tmp_path / "outputs"))
-    said = asked("sync").ok()
-    assert said.err == ""
-    first, last = said.out.splitlines()
-    assert first.startswith("outputs/runs/run: 1 event sent, run ")
-    assert first.endswith("It has no end and its process is gone: set to KILLED.")
-    assert last == "Runs sent: 1; nothing new: 0; not sent: 0."
-
-    nowhere = f"http://127.0.0.1:{free_port()}"
-    refused = asked("sync", f"uri={nowhere}").failed()
-    assert refused.out.splitlines()[0] == f"outputs/runs/run: not sent. No MLflow server answers at {nowhere}."
-
-
 def test_what_a_later_command_makes_again_is_sent_once_the_run_goes_on_and_that_of_a_sweep_has_no_metrics():
     state = LogState()
 
@@ -429,7 +414,8 @@ def test_who_logs_in_from_the_environment_leaves_the_secret_nowhere(tmp_path, as
         writer.end()
         remember(writer.folder, tracked_runs.store(uri))
         ran = asked("sync", **environ)
-    ran.ok()
+        assert ran.out.splitlines()[-1] == "Runs sent: 1; nothing new: 0; not sent: 0."
+    assert ran.ok().err == "" or runs
     assert set(logins) == {header}
     (log,) = tmp_path.glob("outputs/runs/*/events.jsonl")
     whole(server.uri, log)
