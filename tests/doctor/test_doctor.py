@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -94,9 +95,8 @@ def test_a_host_without_the_package_and_one_with_another_version_are_named_with_
         "b": line_to(os.environ, sys.executable, "-I", "-S", "-m", "pipeline.doctor"),
         "d": line_to(environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.getcwd()}")),
     }
-    findings, _ = examine(
-        Helpers(lines, absent={"c": "No route to host."}), dict.fromkeys(lines, expected), "a", checks
-    )
+    helpers = Helpers(lines, absent={"c": "No route to host."})
+    findings, _ = examine(helpers, dict.fromkeys(lines, expected), "a", checks)
     for line in lines.values():
         line.close()
     python = {finding.host: finding.severity for finding in findings if finding.check == "python"}
@@ -117,8 +117,13 @@ def test_a_doctor_that_lacks_what_it_is_made_of_says_what_to_install(monkeypatch
     assert "Expected Python's module hydra to be installed" in capsys.readouterr().err
 
 
-def test_a_process_answers_every_question_and_by_its_clock_two_minutes_are_a_fault_and_seconds_a_warning():
-    line = line_to(os.environ)
+def test_a_process_answers_every_question_or_is_given_up_and_by_its_clock_two_minutes_are_a_fault():
+    line, silent = line_to(os.environ), line_to(os.environ, "sleep", "60")
+    with pytest.raises(LaunchError, match=r"no answer within 0\.2 s"):
+        silent.ask({"do": "clock"}, 0.2)
+    silent.close()
+    with pytest.raises(LaunchError, match="No such file"):
+        line_to(os.environ, "/nowhere/at/all")
     with pytest.raises(LaunchError, match="Expected a request that is known"):
         line.ask({"do": "dance"})
     with pytest.raises(LaunchError, match="Expected `str`"):
@@ -126,8 +131,7 @@ def test_a_process_answers_every_question_and_by_its_clock_two_minutes_are_a_fau
     folder = "/nowhere/\udcff"
     (disk,) = line.ask({"do": "look", "host": "a", "expected": {"checks": ["disk"], "folders": [folder]}})
     assert disk["found"].startswith(folder)
-    ahead = clock_of(line, lambda: time.time() - 120)
-    right = clock_of(line)
+    ahead, right = clock_of(line, lambda: time.time() - 120), clock_of(line)
     line.close()
     finding = judge.judge_clock("b", "a", *ahead)
     assert finding.severity is FAULT
@@ -219,8 +223,7 @@ def test_gpus_that_tensorflow_does_not_see_are_told_with_the_library_that_is_mis
 
 def test_each_library_is_loaded_for_trial_and_the_one_that_is_missing_named(tmp_path):
     maths = next(path for path in Path("/").glob("lib/*/libm.so.6"))
-    libraries = [f"lib{name}.so.{number}" for name, number in look.OF_CUDA["12"].items()]
-    for library in (*libraries, look.NCCL):
+    for library in (*(f"lib{name}.so.{number}" for name, number in look.OF_CUDA["12"].items()), look.NCCL):
         folder = tmp_path / "nvidia" / library.split(".")[0] / "lib"
         folder.mkdir(parents=True)
         shutil.copy(maths, folder / library)
@@ -228,15 +231,6 @@ def test_each_library_is_loaded_for_trial_and_the_one_that_is_missing_named(tmp_
     missing = look.missing("12.5.1", "9", [str(tmp_path)])
     assert sorted(missing) == ["libcudnn.so.9", "libcufft.so.11"]
     assert "cannot open shared object file" in missing["libcudnn.so.9"]
-
-
-def test_a_process_that_says_nothing_in_time_is_given_up():
-    line = line_to(os.environ, "sleep", "60")
-    with pytest.raises(LaunchError, match=r"no answer within 0\.2 s"):
-        line.ask({"do": "clock"}, 0.2)
-    line.close()
-    with pytest.raises(LaunchError, match="No such file"):
-        line_to(os.environ, "/nowhere/at/all")
 
 
 @pytest.mark.parametrize(("count", "pairs"), [(2, 1), (3, 3), (8, 28), (16, 120), (101, 101)])
@@ -281,9 +275,7 @@ def test_a_server_that_wants_a_login_gets_the_environment_s_and_else_is_a_fault(
 
 
 def test_a_store_that_mlflow_has_made_is_fine_and_one_that_is_broken_or_of_another_mlflow_a_fault(tmp_path):
-    def examine_it() -> object:
-        return stores.examine(TrackingConfig(), tmp_path, {}, "here")
-
+    examine_it = partial(stores.examine, TrackingConfig(), tmp_path, {}, "here")
     assert examine_it().severity is FINE
     store = tmp_path / "mlflow.db"
     open_client(f"sqlite:///{store}", None)
@@ -304,11 +296,11 @@ def test_a_host_that_is_well_is_said_to_be_so(asked):
 
 
 # On the second host a clock that is two minutes ahead.
+AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 120\n"
 PYTHON = """#!/bin/sh
 case "$(ip -brief address)" in *{second}/*) export PYTHONPATH={other}:$PYTHONPATH ;; esac
 exec {python} "$@"
 """
-AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 120\n"
 
 
 @pytest.mark.slow

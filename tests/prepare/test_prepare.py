@@ -2,13 +2,14 @@
 
 import hashlib
 import io
+import itertools
 import os
 import pty
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,21 +40,20 @@ from pipeline.worker.data import conversion, loading
 OWN_SOURCE = "data.build._target_=sources."
 
 
-def forget() -> None:
-    for cached in (work._parts, work._source):
-        cached.cache_clear()
-
-
 def prepared(folder: Path, *overrides: str, processes: int = 1, say: Callable[[str], Any] = print) -> filling.Prepared:
     """What comes of a command, made in this process, which stands for workers that begin with nothing kept."""
     search = (str(SUPPORT), *sys.path)
     config = config_of(PrepareConfig, [f"out={folder}", *overrides])
     command.check(config, search)
+
+    def on_each(function: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
+        for _ in range(processes):
+            work._parts.cache_clear()
+            work._source.cache_clear()
+            yield function(*arguments)
+
     shows: Any = SimpleNamespace(say=say, begin=lambda *_: None, done=lambda _: None)
-    workers: Any = SimpleNamespace(
-        on_each=lambda function, *arguments: [(forget(), function(*arguments))[1] for _ in range(processes)],
-        results=lambda function, tasks: (function(*task) for task in tasks),
-    )
+    workers: Any = SimpleNamespace(on_each=on_each, results=itertools.starmap)
     return filling.prepare(config, search, lambda: nullcontext(workers), shows)
 
 
@@ -131,12 +131,10 @@ def test_workers_import_no_tensorflow_for_arrays_tables_and_images(tmp_path, pho
 def test_nested_arrays_of_every_kind_read_back_as_they_were(tmp_path):
     made = prepared(tmp_path / "d", f"{OWN_SOURCE}nested").manifest
     wanted, _ = own_sources.nested()
-    found = read_back(tmp_path / "d")
-    order = {float(weight): row for row, weight in enumerate(wanted[2])}
+    found, leaves = read_back(tmp_path / "d"), records.flat(wanted)
     assert len(found) == 50
-    leaves = records.flat(wanted)
     for example in found:
-        row = order[float(example[2])]
+        row = wanted[2].tolist().index(float(example[2]))
         for name, value in records.flat(example).items():
             np.testing.assert_array_equal(value, leaves[name][row], name)
             assert np.asarray(value).dtype == leaves[name].dtype, name
@@ -289,10 +287,10 @@ def test_a_killed_gathering_goes_on_with_the_pieces_that_are_there(tmp_path):
     prepared(folder, f"{OWN_SOURCE}two_streams")
     first = checksums(folder)
     # As a kill leaves it between the gathering and the shards.
-    config = config_of(PrepareConfig, [f"out={folder}", f"{OWN_SOURCE}two_streams"])
     for path in folder.glob("[mt]*"):
         path.unlink()
     with closing(Folder(folder)) as held:
+        config = config_of(PrepareConfig, [f"out={folder}", f"{OWN_SOURCE}two_streams"])
         held.begin(FolderState(filling._settings(config, (str(SUPPORT),))))
     prepared(folder, f"{OWN_SOURCE}two_streams")
     assert checksums(folder) == first
@@ -314,8 +312,8 @@ def test_a_signal_ends_it_at_once_with_its_code_and_one_line(tmp_path, number, s
 
 @pytest.mark.slow
 def test_workers_that_always_die_are_given_up(pipeline):
-    ran = pipeline("prepare", f"{OWN_SOURCE}deadly", "out=d", "processes=1").failed()
-    assert "Expected Dask workers that live, received 4 that died one after the other" in ran.err
+    err = pipeline("prepare", f"{OWN_SOURCE}deadly", "out=d", "processes=1").failed().err
+    assert "Expected Dask workers that live, received 4 that died one after the other" in err
 
 
 def test_a_finished_folder_is_left_as_it_is_and_takes_the_command_that_began_it_alone_one_at_a_time(asked, tmp_path):
@@ -332,8 +330,7 @@ def test_a_finished_folder_is_left_as_it_is_and_takes_the_command_that_began_it_
         prepared(tmp_path / "d", "data=digits", "seed=1")
     with pytest.raises(UserError, match=r"_target_=pipeline\.data\.digits, received data\.build\._target_=sources"):
         prepared(tmp_path / "d", f"{OWN_SOURCE}arrays")
-    filled = pytest.raises(UserError, match=r"received one that another is filling\. Try again")
-    with closing(Folder(tmp_path / "d")), filled:
+    with closing(Folder(tmp_path / "d")), pytest.raises(UserError, match=r"that another is filling\. Try again"):
         prepared(tmp_path / "d", "data=digits")
 
 
@@ -420,8 +417,8 @@ def test_a_choice_of_ones_own_folder_is_prepared_by_the_workers_of_a_scheduler_t
 
 def test_a_bar_is_drawn_on_a_terminal_and_taken_away(tmp_path):
     ours, theirs = pty.openpty()
-    drawn = (f"{OWN_SOURCE}slow_arrays", "+data.build.examples=4000")
-    arguments = [sys.executable, "-m", "pipeline", "prepare", *drawn, "shards=20", "processes=1", "out=d"]
+    drawn = (f"{OWN_SOURCE}slow_arrays", "+data.build.examples=4000", "shards=20", "processes=1", "out=d")
+    arguments = [sys.executable, "-m", "pipeline", "prepare", *drawn]
     process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(TERM="xterm"), stdout=theirs, stderr=theirs)
     os.close(theirs)
     told = b""

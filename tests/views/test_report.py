@@ -1,7 +1,6 @@
 """The report of a sweep: what it says, what it shows at which width, and the one MLflow run that stands for it."""
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -15,11 +14,9 @@ from shown_runs import wrote
 from pipeline.analyze import history
 from pipeline.commands.results import report as main
 from pipeline.driver.run_folders import find
-from pipeline.driver.session import lacks
 from pipeline.errors import UserError
-from pipeline.record.files import Entry, TrackingStore, write_sweep
+from pipeline.record.files import Entry, write_sweep
 from pipeline.views import report
-from pipeline.views.mlflow import Tracker
 from pipeline.views.report import figures
 from pipeline.views.report.page import facts, typed_commands
 
@@ -183,16 +180,6 @@ def test_a_report_is_written_again_in_its_place_is_no_run_and_its_sweep_is_found
     assert history.find_sweep(str(written.sweep.folder), Path("nowhere"), "sweep", "") == written.sweep.folder
     with pytest.raises(UserError):
         find("report", output)
-
-
-def test_what_of_a_report_mlflow_does_not_hold_is_said_with_what_sends_it(written, tmp_path):
-    tracker, folder = Tracker(os.environ, tmp_path / "log"), written.sweep.folder / "report"
-    assert tracker.drain(folder, 1.0) == (True, None)
-    report.track(written, tracker, TrackingStore("server", "http://127.0.0.1:9", "x"))
-    drained, problem = tracker.drain(folder, 1.0)
-    tracker.close(0.1)
-    assert not drained
-    assert lacks({folder: problem}).endswith(f"`python -m pipeline sync {folder}` sends the rest.")
 
 
 def test_a_figure_with_nothing_to_show_is_left_out_and_the_report_says_why(tmp_path):

@@ -215,7 +215,6 @@ def test_the_follower_outlives_the_signals_of_a_terminal_and_sends_its_log_alone
     writer = Writer(home / "signals")
     tracker.follow(writer.folder, local(home))
     assert tracker.drain(writer.folder, 60) == (True, None)
-    assert tracker._process
     pid = tracker._process.pid
     assert os.getsid(pid) == pid
     # Once nobody waits; in the session's own group of the scheduler too, where the kernel has such groups.
