@@ -117,17 +117,6 @@ def test_what_is_odd_is_not_known(odd):
             assert read[name] == unknown[name]
 
 
-def test_the_docs_name_each_value_and_no_other():
-    table = (ROOT / "docs" / "results.md").read_text().partition("## events.jsonl")[0]
-    named = {"version"}
-    for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE):
-        first, *others = re.findall(r"`(\w+)`", row)
-        # `step_ms_p50`, `_p95`: what the first one ends with is another.
-        stem = first.removesuffix("_p50").removesuffix("_low")
-        named |= {first, *(f"{stem}{end}" if end[0] == "_" else end for end in others)}
-    assert named == {"version", *leaves(Result)}
-
-
 def test_fresh_results_have_all_values_and_are_compared_and_a_refused_one_says_why_and_what_it_was(pipeline, capsys):
     common = ("data=digits", "model=mlp", "measure.repeats=2", "measure.baseline=none", "tracking=none", "workers=1")
     ran = pipeline("-m", *common, "measure.patience=0", "train.steps=4", "strategy=one_device,default,tpu").ok()
@@ -217,12 +206,20 @@ def test_each_field_says_what_it_is_part_of(kind):
 FIRST, SECOND, THIRD = (Steps(step, [0.5], time=1.0, group="point") for step in (1, 2, 3))
 
 
-def test_every_kind_is_listed_and_in_the_docs_if_it_is_logged():
+def test_the_docs_name_each_value_of_a_result_and_each_kind_of_event_that_is_logged_and_no_other():
+    of_results, _, of_events = (ROOT / "docs" / "results.md").read_text().partition("## events.jsonl")
+    named = {"version"}
+    for row in re.findall(r"^\| (`.*?) \|", of_results, re.MULTILINE):
+        first, *others = re.findall(r"`(\w+)`", row)
+        # `step_ms_p50`, `_p95`: what the first one ends with is another.
+        stem = first.removesuffix("_p50").removesuffix("_low")
+        named |= {first, *(f"{stem}{end}" if end[0] == "_" else end for end in others)}
+    assert named == {"version", *leaves(Result)}
     # `Event` lists them, so that the type checker finds who forgot one.
     assert set(EventBase.__subclasses__()) == set(get_args(Event)) == {*events.KINDS.values(), Unknown}
-    table = (ROOT / "docs/results.md").read_text().partition("## events.jsonl")[2].partition("\n## ")[0]
-    rows = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
-    assert sorted(rows) == sorted(name for name, kind in events.KINDS.items() if kind not in events.PASSING)
+    rows = " ".join(re.findall(r"^\| (`.*?) \|", of_events.partition("\n## ")[0], re.MULTILINE))
+    logged = [name for name, kind in events.KINDS.items() if kind not in events.PASSING]
+    assert sorted(re.findall(r"`(\w+)`", rows)) == sorted(logged)
 
 
 @pytest.mark.parametrize("kind", [*events.KINDS.values(), Unknown], ids=lambda kind: kind.__name__)
@@ -373,14 +370,11 @@ def test_a_file_has_the_mode_that_it_should_and_one_that_fails_leaves_nothing(tm
 @pytest.mark.parametrize("name", commands.COMMANDS)
 @given(data=st.data())
 @few
-def test_a_command_comes_out_as_it_went_in_and_stays_as_it_is(name, data):
+def test_a_command_comes_out_as_it_went_in_stays_as_it_is_and_a_kind_of_event_answers_it(name, data):
     command = data.draw(any_of(commands.COMMANDS[name]))
     assert commands.from_json(command.to_json()) == command
     assert json.loads(command.to_json())["do"] == name
     assert command.__struct_config__.frozen
-
-
-def test_what_answers_a_command_is_a_kind_of_event():
-    answers = {name: made.response_type() for name, made in commands.COMMANDS.items()}
-    assert {name for name in answers if answers[name] not in events.KINDS.values()} == {"begin", "leave", "exit"}
-    assert (answers["begin"], answers["measure"]) == (Never, events.Measured)
+    answer = command.response_type()
+    assert (answer in events.KINDS.values()) is (name not in ("begin", "leave", "exit"))
+    assert answer is {"begin": Never, "measure": events.Measured}.get(name, answer)
