@@ -294,19 +294,6 @@ def odd_loss(input_shape, num_classes):
     return model
 
 
-def ragged_lengths(kind="open"):
-    """Data that are no tensors of one size: sequences of open length, ragged ones, or text."""
-    rows = [[1.0], [1.0, 2.0], [1.0, 2.0, 3.0]] * 20
-    if kind == "ragged":
-        part = tf.data.Dataset.from_tensor_slices((tf.ragged.constant(rows), tf.zeros(60, tf.int32)))
-    elif kind == "text":
-        part = tf.data.Dataset.from_tensor_slices((["a", "b", "c"] * 20, tf.zeros(60, tf.int32)))
-    else:
-        spec = (tf.TensorSpec([None]), tf.TensorSpec([], tf.int32))
-        part = tf.data.Dataset.from_generator(lambda: ((row, 0) for row in rows), output_signature=spec)
-    return part, None
-
-
 class Preempting(keras.callbacks.Callback):
     def __init__(self, after, number="SIGTERM"):
         super().__init__()

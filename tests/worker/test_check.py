@@ -47,10 +47,6 @@ def dense(*between: Any, shape: tuple[int, ...] = (6,), **named: Any) -> keras.M
     return compiled(keras.Sequential([keras.Input(shape), *inside]), **named)
 
 
-def reduced(reduction: str) -> keras.losses.Loss:
-    return keras.losses.SparseCategoricalCrossentropy(reduction=reduction)
-
-
 NUMBERS, _ = looking.numbers()
 POINTS, UNLABELLED = steps.points()[0], steps.points(labelled=False)[0]
 CHANCE = np.random.default_rng(1)
@@ -84,14 +80,6 @@ class Noisy(layers.Layer):
         return x + tf.cast(drawn[self.how](), x.dtype)
 
 
-class Penalized(layers.Layer):
-    """Adds a mean over examples to the loss."""
-
-    def call(self, x: Any) -> Any:
-        self.add_loss(0.1 * ops.mean(ops.square(x)))
-        return x
-
-
 def attention() -> keras.Model:
     words = keras.Input((7,), dtype="int64")
     x = layers.Embedding(20, 8, mask_zero=True)(words)
@@ -121,18 +109,16 @@ VARIED = (
 EQUAL: dict[str, Callable[[], tuple[keras.Model, Any]]] = {
     "cnn": lambda: (models.cnn(input_shape=(16, 16, 3), num_classes=10), PICTURES),
     "mlp": lambda: (models.mlp(input_shape=(6,), num_classes=10), NUMBERS),
-    "resnet20": lambda: (models.resnet20(input_shape=(16, 16, 3), num_classes=10), PICTURES),
     "dropouts": lambda: (dense(layers.Dropout(0.5), layers.AlphaDropout(0.2), layers.GaussianDropout(0.3),
                                layers.GaussianNoise(0.5)), NUMBERS),
-    "sums": lambda: (dense(layers.ActivityRegularization(l2=0.01), Penalized(),
-                           layers.SpectralNormalization(layers.Dense(4)), metrics=[whole.Largest(start=0.0)]), NUMBERS),
+    "sums": lambda: (dense(layers.ActivityRegularization(l2=0.01), layers.SpectralNormalization(layers.Dense(4)),
+                           metrics=[whole.Largest(start=0.0)]), NUMBERS),
     "pictures": lambda: (pictures(), PICTURES),
     "varied": lambda: (pictures(*[type(made).from_config(made.get_config()) for made in VARIED]), PICTURES),
     "words": lambda: (attention(), WORDS),
     "weights": lambda: (dense(weighted_metrics=["accuracy"], optimizer="adamw"), WEIGHTED),
-    "sum": lambda: (dense(loss=reduced("sum")), NUMBERS),
-    "mean by weight": lambda: (dense(loss=reduced("mean_with_sample_weight")), WEIGHTED),
-    "two": lambda: (own.two_headed(), own.two_headed_data(64)[0]),
+    **{f"two, {way}": lambda way=way: (own.two_headed(way), own.two_headed_data(64, weighted=True)[0])
+       for way in ("sum_over_batch_size", "sum", "mean_with_sample_weight")},
     "metrics": lambda: (compiled(keras.Sequential([keras.Input((6,)), layers.Dense(1, activation="sigmoid")]),
                                  "binary_crossentropy", metrics=["auc", "precision", "recall", "accuracy",
                                                                  keras.metrics.F1Score(threshold=0.5)]),
@@ -142,14 +128,10 @@ EQUAL: dict[str, Callable[[], tuple[keras.Model, Any]]] = {
 }  # fmt: skip
 
 
-# Others in each run of CI, but for those that take long.
-LONG = ("resnet20", "words")
-
-
+# Others in each run of CI, but for one that takes long.
 @pytest.mark.parametrize(
     "name",
-    sampled([name for name in EQUAL if name not in LONG], 6)
-    + [pytest.param(name, marks=pytest.mark.slow) for name in LONG],
+    [*sampled([name for name in EQUAL if name != "words"], 6), pytest.param("words", marks=pytest.mark.slow)],
 )
 def test_nothing_is_told_of_models_that_are_equal(name: str, mirrored):
     found = found_of(mirrored, lambda: EQUAL[name]()[0], EQUAL[name]()[1])
@@ -255,9 +237,6 @@ def test_mixed_precision_is_no_difference_and_hides_none(mirrored):
         keras.config.set_dtype_policy("float32")
 
 
-EPOCHS = 3
-
-
 def trained(strategy: tf.distribute.Strategy, make: Any, labelled: bool) -> Any:
     """(the model, what each epoch came to, losses of all steps); the last batch of 40 leaves a replica without any."""
     keras.utils.set_random_seed(0)
@@ -268,7 +247,7 @@ def trained(strategy: tf.distribute.Strategy, make: Any, labelled: bool) -> Any:
         found = checked(loop, train)
         assert (found.outcome, found.unsaid, found.differences) == ("equal", "", [])
     epochs, losses = [], []
-    for _ in range(EPOCHS):
+    for _ in range(3):
         loop.reset_metrics()
         call = loop.call(loop.steps_per_epoch)
         losses += call.losses[:, 0].tolist()
@@ -276,17 +255,17 @@ def trained(strategy: tf.distribute.Strategy, make: Any, labelled: bool) -> Any:
     return loop.model, epochs, losses
 
 
-WAYS = (
-    "at_once", "persistent", "in_functions", "summed_loss", "averaged_by_hand", "clipped", "by_jacobian",
-    "sharpness_aware", "several_times", "by_results", "penalized",
-)  # fmt: skip
 SEPARABLE = {
     "gan": (lambda: steps.gan(noisy=False), False),
     "gan with batch normalization": (lambda: steps.gan(noisy=False, normalised=True), False),
     "vae": (lambda: steps.vae(noisy=False), False),
     "distiller": (steps.distiller, True),
     "keras's own step": (steps.by_keras, True),
-} | {way: (partial(steps.classifier, way), True) for way in WAYS}
+    **{way: (partial(steps.classifier, way), True) for way in (
+        "at_once", "persistent", "in_functions", "summed_loss", "averaged_by_hand", "clipped", "by_jacobian",
+        "sharpness_aware", "several_times", "by_results", "penalized",
+    )},
+}  # fmt: skip
 
 
 def test_a_sum_over_examples_is_told_and_a_mean_or_what_is_drawn_is_not(mirrored):
@@ -321,10 +300,8 @@ def test_what_a_compile_of_its_own_was_given_is_kept_and_nothing_else_is_taken(m
         build.model(lambda: Student([keras.layers.Dense(3)]), mirrored, spec)
 
 
-LONGEST = pytest.param("several_times", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("kind", [*sampled([kind for kind in SEPARABLE if kind != LONGEST.values[0]], 3), LONGEST])
+@pytest.mark.parametrize("kind", [*sampled([kind for kind in SEPARABLE if kind != "several_times"], 3),
+                                  pytest.param("several_times", marks=pytest.mark.slow)])  # fmt: skip
 def test_two_replicas_train_what_one_device_trains_and_the_check_before_tells_and_changes_nothing(kind, mirrored):
     make, labelled = SEPARABLE[kind]
     one, one_epochs, one_losses = trained(tf.distribute.get_strategy(), make, labelled)

@@ -9,6 +9,7 @@ import shutil
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import mistaken
 import psutil
@@ -91,12 +92,7 @@ def test_what_leaves_first_does_not_wait_for_what_backpropagation_makes_later():
 
         graph = step.get_concrete_function(*map(tf.zeros, [(2, 3), (3, 4), (4, 5)])).graph
         sent = [operation for operation in graph.get_operations() if operation.type.startswith("CollectiveReduce")]
-        before, waiting = set(), [sent[0]]
-        while waiting:
-            operation = waiting.pop()
-            if operation not in before:
-                before.add(operation)
-                waiting += [one.op for one in operation.inputs] + operation.control_inputs
+        before = op_selector.get_backward_walk_ops(sent[0], control_inputs=True)
         return len(sent), {operation.name for operation in before if operation.name.startswith("made")}
 
     assert first_of(0) == (1, {"made", "made_1"})
@@ -245,14 +241,11 @@ def test_it_is_told_where_to_meet_by_the_environment_which_is_put_back_and_by_no
         horovod.meeting(plan, plan.processes[0], "192.0.2.1", 4000)
 
 
-def asked(port, method, path, body=None):
-    line = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        line.request(method, path, body)
+def asked(port, method, path, body=None, **headers):
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as line:
+        line.request(method, path, body, headers)
         answer = line.getresponse()
         return answer.status, answer.read()
-    finally:
-        line.close()
 
 
 def test_what_one_leaves_others_find_who_know_the_token_until_it_is_taken_back_or_the_rendezvous_is_over():
@@ -269,12 +262,7 @@ def test_what_one_leaves_others_find_who_know_the_token_until_it_is_taken_back_o
         # Of another scope.
         assert asked(port, "GET", elsewhere)[0] == 404
         # One that is too large.
-        line = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        line.putrequest("PUT", second)
-        line.putheader("Content-Length", str(1 << 40))
-        line.endheaders()
-        assert line.getresponse().status == 413
-        line.close()
+        assert asked(port, "PUT", second, b"b", **{"Content-Length": str(1 << 40)})[0] == 413
         assert asked(port, "DELETE", first)[0] == asked(port, "DELETE", second)[0] == 200
         assert asked(port, "GET", first)[0] == 404
         mine = [at.laddr for at in psutil.Process().net_connections("tcp") if at.laddr.port == port]

@@ -342,14 +342,10 @@ def scheduling() -> list[keras.callbacks.Callback]:
     return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)]
 
 
-def averaging(frequency: int | None, scaled: bool, model: keras.Model) -> keras.optimizers.Optimizer:
-    made = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=frequency)
+def averaging(kind: str, frequency: int | None, scaled: bool, model: keras.Model) -> keras.optimizers.Optimizer:
+    averages = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": frequency}
+    made = getattr(keras.optimizers, kind)(0.01, clipnorm=0.5, weight_decay=0.01, **averages)
     return keras.optimizers.LossScaleOptimizer(made) if scaled else made
-
-
-def overwriting(kind: str, model: keras.Model) -> keras.optimizers.Optimizer:
-    averages = {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 5}
-    return getattr(keras.optimizers, kind)(0.01, clipnorm=0.5, weight_decay=0.01, **averages)
 
 
 ACCUMULATED = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3)
@@ -368,9 +364,11 @@ def again(made: keras.optimizers.Optimizer) -> Callable[[keras.Model], keras.opt
     (two_rates, reducing, DEVICES), (one_each, scheduling, DEVICES), (by_names, reducing, DEVICES),
     (lambda model: keras.optimizers.LossScaleOptimizer(two_rates(model)), list, DEVICES),
     (again(ACCUMULATED), list, DEVICES[:1]), (again(AVERAGED), list, DEVICES), (again(SCALED), list, DEVICES),
-    *((partial(averaging, *one), list, DEVICES) for one in ((None, False), (1, True), (7, False), (7, True))),
     # The others are rows of docs/equal.md.
-    *((partial(overwriting, kind), list, DEVICES) for kind in ("Lion", "Muon")),
+    *((partial(averaging, *one), list, DEVICES) for one in (
+        ("SGD", None, False), ("SGD", 1, True), ("SGD", 7, False), ("SGD", 7, True),
+        ("Lion", 5, False), ("Muon", 5, False),
+    )),
 ], ids=["two", "one each", "by names", "scaled together", "accumulated on one", "averages", "scaled",
         "never", "each step, scaled", "every seventh", "every seventh, scaled", "lion", "muon"])  # fmt: skip
 def test_several_optimizers_accumulated_gradients_and_averages_train_what_they_do_in_keras(make, callbacks, devices):

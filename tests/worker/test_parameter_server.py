@@ -24,16 +24,7 @@ from pipeline.worker.tensorflow import scheduled as servers
 from pipeline.worker.tensorflow import tables
 
 RACING = ("strategy=parameter_server", "workers=2")
-# (Rank, what it gets, what is said of it).
-GONE = (
-    (1, signal.SIGKILL, "worker 1 was killed by SIGKILL"),
-    (3, signal.SIGKILL, "parameter server 3 was killed by SIGKILL"),
-    (0, signal.SIGKILL, "coordinator 0 was killed by SIGKILL"),
-    (3, signal.SIGSTOP, "parameter server 3 gave no sign of life"),
-    (0, signal.SIGSTOP, "coordinator 0 gave no sign of life"),
-)
 ONE = ("strategy=one_device,parameter_server", "workers=1")
-OWN = (f"--config-dir={CONF}", "data=numbered", "model=tiny")
 MODELS = (
     *(("model=normalised", "data=numbered", f"model.build.optimizer={optimizer}", "train.class_weight={0: 3.0, 4: 0.5}")
       for optimizer in ("sgd", "adam", "clipped", "overwritten", "scheduled")),
@@ -65,7 +56,8 @@ def test_tables_in_shards_on_two_servers_train_and_load_as_whole_ones(pipeline):
 
 def test_racing_workers_see_each_example_once_an_epoch_and_every_step_is_applied(pipeline):
     ran = pipeline(
-        *QUICK, *RACING, *OWN, "train.epochs=3", "train.replica_batch=8", "train.steps_per_call=1",
+        *QUICK, *RACING, f"--config-dir={CONF}", "data=numbered", "model=tiny", "train.epochs=3",
+        "train.replica_batch=8", "train.steps_per_call=1",
         "model.build._target_=own.counting", "data.build._target_=own.serial_arrays", "data.build.examples=203",
     ).ok()  # fmt: skip
     serial = np.arange(203)
@@ -158,8 +150,12 @@ def test_a_worker_that_is_gone_is_replaced_and_no_step_is_lost(tmp_path, rank, n
 
 
 @pytest.mark.slow
-def test_whoever_is_gone_is_named_within_a_minute(tmp_path):
-    ((rank, number, words),) = sampled(GONE, 1)
+@pytest.mark.parametrize(("rank", "number", "words"), sampled([
+    (1, signal.SIGKILL, "worker 1 was killed by SIGKILL"), (3, signal.SIGKILL, "parameter server 3 was killed by SIG"),
+    (0, signal.SIGKILL, "coordinator 0 was killed by SIGKILL"), (3, signal.SIGSTOP, "parameter server 3 gave no sign"),
+    (0, signal.SIGSTOP, "coordinator 0 gave no sign of life"),
+], 1))  # fmt: skip
+def test_whoever_is_gone_is_named_within_a_minute(tmp_path, rank, number, words):
     patience = ("launch.max_restarts=0", "launch.heartbeat_timeout=10")
     ran = harmed(tmp_path, rank, number, "train.epochs=500", *patience).failed()
     assert words in ran.err

@@ -15,7 +15,6 @@ import two_devices  # noqa: F401 # which are this process's
 from conftest import QUICK, Ran, logged, sampled
 from keras import layers
 
-import pipeline
 import pipeline as package
 from pipeline.errors import UserError
 from pipeline.worker.compiling import compile_chosen
@@ -114,11 +113,9 @@ OF_FIT = {
                      "that ended before the first batch. Try"),
     "set of -1": (lambda x, y: odd.a_set((x, odd.labelled(y, -1))).batch(8),
                   "Expected labels from 0 to 9, one for each output, received -1 in a batch. Try"),
-    "set of one-hot": (lambda x, y: odd.a_set((x, odd.ONE_HOT[y])).batch(8),
-                       "Expected class numbers as the labels of kinds"),
     "single": (lambda x, y: odd.a_set((x, odd.ONE_HOT[y])), "received x of [6] and y of [10]. Try dataset.batch(32)."),
-    "set of text": (lambda x, y: odd.a_set((x, [str(label) for label in y])).batch(8),
-                    "received text. Try keras.layers.String"),
+    **{kind: (lambda *part, make=odd.KINDS[kind]: make(*part).batch(8), OF_A_RUN[kind])
+       for kind in ("set of one-hot", "set of text")},
 } | {kind: (odd.KINDS[kind], words) for kind, words in SAID.items() if words is not None}  # fmt: skip
 
 
@@ -343,7 +340,7 @@ def test_a_model_that_takes_batches_of_one_size_alone_is_refused_with_what_to_tr
     with pytest.raises(ModelError, match=words):
         build.model(of_one_size, tf.distribute.get_strategy(), (tf.constant(x[:2]), tf.constant(y[:2])))
     with pytest.raises(ModelError, match=words):
-        pipeline.fit(of_one_size(), x, y, batch_size=8, verbose=0)
+        package.fit(of_one_size(), x, y, batch_size=8, verbose=0)
 
 
 def with_an_output_more() -> keras.Model:
@@ -391,7 +388,7 @@ def test_what_takes_no_batch_of_the_data_is_said_in_one_sentence(mistake):
     with pytest.raises(ModelError, match=f"^{words}"):
         build.model(make, tf.distribute.get_strategy(), batch)
     with pytest.raises(ModelError, match=f"^{words}"):
-        pipeline.fit(make(), x, y, batch_size=8, verbose=0)
+        package.fit(make(), x, y, batch_size=8, verbose=0)
 
 
 @pytest.mark.parametrize(("loss", "metrics", "wanted"), [

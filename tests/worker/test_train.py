@@ -20,7 +20,6 @@ from pipeline.worker.jax import data
 
 OWN = ("model.build._target_=own.normalised", "data.build._target_=own.numbered")
 TWO = ("strategy=multi_worker", "workers=2")
-LEARNT = (("steps", "losses"), ("epoch", "val_loss"), ("finished", "weights"))
 
 
 @pytest.mark.slow
@@ -80,10 +79,10 @@ def test_measuring_changes_nothing_that_training_learns(pipeline, tmp_path):
         "train.replica_batch=16", "train.steps_per_call=3", "+model.build.optimizer=averaged",
         f"train.callbacks=[{{_target_: own.recording, path: {notes}}}]",
     ).ok()  # fmt: skip
-    learnt, timed = [], []
+    kinds, learnt, timed = (("steps", "losses"), ("epoch", "val_loss"), ("finished", "weights")), [], []
     for folder in ran.run_folders:
         chief = [event for event in logged(folder) if event.get("rank") == 0]
-        learnt.append([(event[of], kind) for kind, of in LEARNT for event in chief if event["event"] == kind])
+        learnt.append([(event[of], kind) for kind, of in kinds for event in chief if event["event"] == kind])
         timed.append([event["steps"] for event in chief if event["event"] == "measured"])
     assert learnt[0] == learnt[1] == learnt[2]
     assert timed[0] == []
@@ -125,19 +124,6 @@ def test_keras_own_callbacks_work_on_several_processes(pipeline, tmp_path):
     ended = {name: ran.result[name] for name in ("planned_epochs", "stopped_by", "restored_epoch")}
     assert ended == {"planned_epochs": 5, "stopped_by": "EarlyStopping", "restored_epoch": 1}
     assert sum("EarlyStopping" in note for note in ran.result["notes"]) == 2
-
-
-@pytest.mark.slow
-def test_a_rehearsal_lays_out_two_hosts_with_four_devices_and_says_so(pipeline):
-    ran = pipeline(
-        *QUICK, "strategy=multi_worker", "hardware=2x4gpu", "hardware.rehearse=true", *OWN, "train.steps=4",
-        "train.replica_batch=8",
-    ).ok()  # fmt: skip
-    names = ("processes", "replicas", "rehearsal", "oversubscribed")
-    assert [ran.result[name] for name in names] == [2, 8, True, True]
-    assert "rehearsal" in ran.out
-    digests = [digest for event in ran.events("finished") for digest in event["weights"]]
-    assert (len(digests), len(set(digests))) == (8, 1)
 
 
 LENGTH, VOCABULARY = 8, 5
