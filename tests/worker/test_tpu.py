@@ -2,8 +2,6 @@
 
 import dataclasses
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +27,7 @@ from pipeline.errors import UserError
 from pipeline.launch import reach
 from pipeline.worker.data.batches import Data, spec, static_parts
 from pipeline.worker.layout import BatchLayout, Position
-from pipeline.worker.tensorflow import build, static
+from pipeline.worker.tensorflow import build, loopback, static
 from pipeline.worker.tensorflow.loop import Loop
 
 TPU = ("strategy=tpu", "hardware=tpu_v5e_4")
@@ -87,23 +85,6 @@ def grpc_server(answer: bytes | None) -> Iterator[str]:
         server.stop(None).wait()
 
 
-@contextmanager
-def tensorflow_worker() -> Iterator[str]:
-    """The address of TensorFlow's own server, in a process that has no TPU."""
-    code = (
-        "import socket, sys, tensorflow as tf\n"
-        "from pipeline.worker.tensorflow import loopback; loopback.listen_on_loopback_only()\n"
-        "with socket.socket() as free: free.bind(('127.0.0.1', 0)); port = free.getsockname()[1]\n"
-        "server = tf.distribute.Server({'worker': [f'127.0.0.1:{port}']}, 'worker', 0)\n"
-        "print(port, flush=True); sys.stdin.read()"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
-        assert process.stdout
-        yield f"grpc://127.0.0.1:{process.stdout.readline().strip()}"
-        process.kill()
-
-
 def refusal(ran: Ran) -> str:
     """The one line of a command that was refused before anything was started."""
     assert fault(ran) is None
@@ -128,8 +109,10 @@ def test_an_address_without_a_tpu_is_refused_in_words_within_ten_seconds(asked, 
 
 
 def test_tensorflow_s_own_server_is_asked_as_tensorflow_asks_it_and_one_that_lists_a_tpu_is_taken():
-    with tensorflow_worker() as address, pytest.raises(UserError, match="a TensorFlow worker without a TPU"):
-        reach.expect_tpu(address)
+    assert loopback.listen_on_loopback_only()
+    server = tf.distribute.Server.create_local_server()
+    with pytest.raises(UserError, match="a TensorFlow worker without a TPU"):
+        reach.expect_tpu(server.target)
     with grpc_server(b"/job:worker/replica:0/task:0/device:TPU_SYSTEM:0") as address:
         reach.expect_tpu(address)
 
