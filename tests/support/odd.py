@@ -5,6 +5,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from scipy.sparse import csr_matrix
 
 
 def numbers(examples=64):
@@ -13,21 +14,8 @@ def numbers(examples=64):
     return x, (np.arange(examples) % 10).astype("int32")
 
 
-def objects(rows):
-    made = np.empty(len(rows), object)
-    for place, row in enumerate(rows):
-        made[place] = row
-    return made
-
-
 def uneven(x):
     return [row[: 1 + place % 3] for place, row in enumerate(x.tolist())]
-
-
-def sparse(x):
-    import scipy.sparse
-
-    return scipy.sparse.csr_matrix(x)
 
 
 def labelled(y, label):
@@ -48,17 +36,17 @@ KINDS = {
     "label -1": lambda x, y: (x, labelled(y, -1)),
     "label 99": lambda x, y: (x, labelled(y, 99)),
     "text": lambda x, y: (x, np.array([f"class {label}" for label in y])),
-    "text in objects": lambda x, y: (x, objects([f"class {label}" for label in y])),
+    "text in objects": lambda x, y: (x, np.array([f"class {label}" for label in y], object)),
     "one-hot": lambda x, y: (x, ONE_HOT[y]),
     "unequal": lambda x, y: (x, y[:60]),
     "weights": lambda x, y: (x, y, np.ones(63, "float32")),
     "no y": lambda x, y: (x,),
     "rows": lambda x, y: (list(x), y),
-    "sparse": lambda x, y: (sparse(x), y),
+    "sparse": lambda x, y: (csr_matrix(x), y),
     "ragged": lambda x, y: (tf.ragged.constant(uneven(x)), y),
     "uneven lists": lambda x, y: (uneven(x), y),
     "objects": lambda x, y: (x.astype(object), y),
-    "rows in objects": lambda x, y: (objects(list(x)), y),
+    "rows in objects": lambda x, y: (np.fromiter(x, object), y),
     "dates": lambda x, y: (x, y.astype("datetime64[s]")),
     "one number": lambda x, y: (x, 3),
     "four": lambda x, y: (x, y, np.ones(64), 3),
@@ -111,21 +99,6 @@ def accumulating():
     model = classifier()
     model.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=2), model.loss)
     return model
-
-
-def autoencoder():
-    """A model without labels: its loss is its own."""
-    inputs = keras.Input((6,))
-    model = keras.Model(inputs, Closeness()([inputs, keras.layers.Dense(6)(inputs)]))
-    model.compile(keras.optimizers.SGD(0.05))
-    return model
-
-
-@keras.saving.register_keras_serializable("tests of refusals")
-class Closeness(keras.layers.Layer):
-    def call(self, both):
-        self.add_loss(keras.ops.mean(keras.ops.square(both[0] - both[1])))
-        return both[1]
 
 
 class Asking(keras.callbacks.Callback):

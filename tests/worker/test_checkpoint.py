@@ -154,10 +154,6 @@ CASES = {
     },
     "what a step assigns to": {"make": running, "data": "beside", "optimizer": lambda: None},
 }  # fmt: skip
-SAMPLED = (
-    ("a data set", 7), ("steps, not epochs", 12), ("a loss scale", 8), ("averaged weights", 6),
-    ("a schedule and momentum", 8),
-)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -165,7 +161,10 @@ SAMPLED = (
     ("case", "after", "waits"),
     [
         ("adam", 4, 0), ("adam", 5, 0), *((case, 8, 0) for case in CASES if case.startswith(("what", "callbacks"))),
-        *((*case, 0) for case in sampled(SAMPLED, 3)),
+        *((*case, 0) for case in sampled((
+            ("a data set", 7), ("steps, not epochs", 12), ("a loss scale", 8), ("averaged weights", 6),
+            ("a schedule and momentum", 8),
+        ), 3)),
         # In the validation of an epoch, which goes on as if it had not begun.
         ("adam", 5, 2),
     ],

@@ -37,8 +37,6 @@ assert len(tf.config.list_logical_devices("CPU")) == 2
 x = tf.ones([4, 4])
 print(float(tf.function(lambda: tf.reduce_sum(tf.nn.relu(x @ x + 1) @ x))()))
 """
-
-
 SPINS = """
 import os
 from dataclasses import replace

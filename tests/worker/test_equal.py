@@ -338,10 +338,6 @@ def reducing() -> list[keras.callbacks.Callback]:
     return [keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1.0)]
 
 
-def scheduling() -> list[keras.callbacks.Callback]:
-    return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)]
-
-
 def averaging(kind: str, frequency: int | None, scaled: bool, model: keras.Model) -> keras.optimizers.Optimizer:
     averages = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": frequency}
     made = getattr(keras.optimizers, kind)(0.01, clipnorm=0.5, weight_decay=0.01, **averages)
@@ -361,7 +357,8 @@ def again(made: keras.optimizers.Optimizer) -> Callable[[keras.Model], keras.opt
 
 
 @pytest.mark.parametrize(("make", "callbacks", "devices"), [
-    (two_rates, reducing, DEVICES), (one_each, scheduling, DEVICES), (by_names, reducing, DEVICES),
+    (two_rates, reducing, DEVICES), (by_names, reducing, DEVICES),
+    (one_each, lambda: [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)], DEVICES),
     (lambda model: keras.optimizers.LossScaleOptimizer(two_rates(model)), list, DEVICES),
     (again(ACCUMULATED), list, DEVICES[:1]), (again(AVERAGED), list, DEVICES), (again(SCALED), list, DEVICES),
     # The others are rows of docs/equal.md.
@@ -369,7 +366,7 @@ def again(made: keras.optimizers.Optimizer) -> Callable[[keras.Model], keras.opt
         ("SGD", None, False), ("SGD", 1, True), ("SGD", 7, False), ("SGD", 7, True),
         ("Lion", 5, False), ("Muon", 5, False),
     )),
-], ids=["two", "one each", "by names", "scaled together", "accumulated on one", "averages", "scaled",
+], ids=["two", "by names", "one each", "scaled together", "accumulated on one", "averages", "scaled",
         "never", "each step, scaled", "every seventh", "every seventh, scaled", "lion", "muon"])  # fmt: skip
 def test_several_optimizers_accumulated_gradients_and_averages_train_what_they_do_in_keras(make, callbacks, devices):
     assert_trained_as_by_keras(strategies.mirrored(devices), make, callbacks)

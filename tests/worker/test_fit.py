@@ -441,23 +441,3 @@ def test_the_multi_worker_tutorial_trains_on_two_processes_what_one_device_train
         assert told["rest"] == pytest.approx(told["whole"][1:], rel=1e-5)
         assert "Expected every process to call fit with the same epochs, received 2 in the first" in told["different"]
         assert "Expected data whose number of batches is known beforehand for 2 processes" in told["unknown"]
-
-
-@pytest.mark.slow
-def test_the_parameter_server_tutorial_s_fit_trains_and_counts_every_step():
-    told = scripts.came("tutorial", timeout=240)
-    assert "To use this dataset, you need to pass this dataset to ClusterCoordinator" in told["keras"]
-    losses = told["tutorial"]["loss"]
-    assert len(losses) == 5
-    assert losses[-1] < losses[0]
-    assert told["updates"] == 5 * 20
-    digits = told["digits"]
-    assert set(digits) == {"accuracy", "loss", "val_accuracy", "val_loss"}
-    assert digits["val_accuracy"][-1] > 0.8
-    # Early stopping after the second of five epochs; no step more or less than asked for.
-    assert len(told["stopped"]["loss"]) == 2
-    assert told["net_updates"] == 2 * 125 + 2 * 10
-    assert len(told["batches"]["loss"]) == 2
-    assert told["predicted"] > 0.8
-    assert "received an unknown number" in told["unknown"]
-    assert "steps_per_epoch" in told["unknown"]

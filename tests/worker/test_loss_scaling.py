@@ -139,10 +139,6 @@ def correlated(y_true, y_pred):
     return 1.0 - ops.mean(ops.sum(left * right, 0) / norm)
 
 
-def in_order(y_true, y_pred):
-    return ops.mean(ops.abs(ops.sort(y_pred, 0) - ops.sort(y_true, 0)))
-
-
 def asking(how: str) -> Callable[[Any, Any], Any]:
     """A loss that asks other replicas by itself: of each example beside those of all, of all, or for their number."""
 
@@ -230,7 +226,6 @@ ADDED = ("sum", "mean", "by example", "in training")
 # Losses of a batch as a whole, and their labels.
 WHOLE: dict[str, tuple[Callable[[], keras.Model], Any]] = {
     "correlated": (lambda: plain(correlated), Y),
-    "in order": (lambda: plain(in_order), Y),
     "contrastive": (lambda: plain(contrastive, outputs=4), CLASSES),
     "of its own": (lambda: own("correlated"), Y),
 }
@@ -291,7 +286,7 @@ def test_two_replicas_train_what_one_device_trains_and_nothing_is_told(name):
 @pytest.mark.parametrize(("case", "what", "instead"), [
     (Case(lambda: adding("as a whole")), "what as_a_whole adds to the loss", ""),
     *(pytest.param(Case(*one, batch_size=16), words, "train.gather=true, or gather=True", marks=pytest.mark.slow)
-      for one, words in zip(WHOLE.values(), ("the loss ",) * 3 + ("compute_loss of Own",), strict=True)),
+      for one, words in zip(WHOLE.values(), ("the loss ", "the loss ", "compute_loss of Own"), strict=True)),
 ], ids=["added", *WHOLE])  # fmt: skip
 def test_a_loss_of_the_batch_as_a_whole_is_told_of(mirrored, case, what, instead):
     _, _, (note,) = trained(case, mirrored)

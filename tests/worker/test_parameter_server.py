@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import own
 import pytest
+import scripts
 import tensorflow as tf
 from conftest import CONF, QUICK, Ran, UnderWay, events, left_behind, sampled
 from equality import assert_equal, sweep
@@ -75,6 +76,26 @@ def test_racing_workers_see_each_example_once_an_epoch_and_every_step_is_applied
     assert 0 <= result["staleness_mean"] <= result["staleness_max"]
     assert any(note.startswith("Asynchronous") for note in result["notes"])
     assert "staleness" in ran.out
+
+
+@pytest.mark.slow
+def test_the_parameter_server_tutorial_s_fit_trains_and_counts_every_step():
+    told = scripts.came("tutorial", timeout=240)
+    assert "To use this dataset, you need to pass this dataset to ClusterCoordinator" in told["keras"]
+    losses = told["tutorial"]["loss"]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
+    assert told["updates"] == 5 * 20
+    digits = told["digits"]
+    assert set(digits) == {"accuracy", "loss", "val_accuracy", "val_loss"}
+    assert digits["val_accuracy"][-1] > 0.8
+    # Early stopping after the second of five epochs; no step more or less than asked for.
+    assert len(told["stopped"]["loss"]) == 2
+    assert told["net_updates"] == 2 * 125 + 2 * 10
+    assert len(told["batches"]["loss"]) == 2
+    assert told["predicted"] > 0.8
+    assert "received an unknown number" in told["unknown"]
+    assert "steps_per_epoch" in told["unknown"]
 
 
 def trained(made: Source, count: int) -> list[list[float]]:
@@ -228,15 +249,10 @@ def filled(model, folder):
     return model
 
 
-COPIES = (
-    lambda model, folder: keras.models.clone_model(model),
+@pytest.mark.parametrize(("least", "of"), [(None, with_lora), *itertools.product((None, 30), (
+    loaded, filled, lambda model, folder: keras.models.clone_model(model),
     lambda model, folder: keras.Sequential.from_config(model.get_config()),
-)
-
-
-@pytest.mark.parametrize(
-    ("least", "of"), [*itertools.product((None, 30), (*COPIES, loaded, filled)), (None, with_lora)]
-)
+))])  # fmt: skip
 def test_a_table_on_servers_is_changed_copied_and_read_as_one_without_servers(least, of, tmp_path):
     ids = np.array([[0, -1, 3], [2, 2, -7]])
     plain = of(made(), tmp_path)

@@ -169,7 +169,10 @@ def test_a_label_that_the_loss_leaves_out_and_a_model_without_labels_train(mirro
     x, y = odd.numbers()
     ignoring = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
     assert np.isfinite(fitted(mirrored, (x, odd.labelled(y, -1)), lambda: odd.classifier(loss=ignoring))).all()
-    assert np.isfinite(fitted(mirrored, (x,), odd.autoencoder)).all()
+    inner = [layers.Dense(6), layers.ActivityRegularization(l2=0.1)]
+    assert np.isfinite(
+        fitted(mirrored, (x,), lambda: compiled(keras.Sequential([keras.Input((6,)), *inner]), None))
+    ).all()
 
 
 def test_classes_counted_from_labels_far_from_dense_are_told_with_what_to_type(pipeline):
@@ -244,12 +247,8 @@ def test_fit_answers_callbacks_and_refuses_a_training_inside_another(mirrored, t
         def call(self, x: Any) -> Any:
             return self.kinds(x)
 
-    def subclassed() -> keras.Model:
-        model = Lambda()
-        model.compile("sgd", "sparse_categorical_crossentropy", metrics=[keras.metrics.SparseCategoricalAccuracy()])
-        return model
-
-    for number, make in enumerate((odd.classifier, subclassed)):
+    loss, metric = "sparse_categorical_crossentropy", keras.metrics.SparseCategoricalAccuracy
+    for number, make in enumerate((odd.classifier, lambda: compiled(Lambda(), loss, metrics=[metric()]))):
         notes = tmp_path / f"{number}.txt"
         asked = fitted(mirrored, odd.numbers(), make, epochs=2, callbacks=[odd.Asking(notes)])
         assert asked == fitted(mirrored, odd.numbers(), make, epochs=2)
@@ -309,11 +308,10 @@ def functional() -> keras.Model:
     return keras.Model(inputs, layers.Dense(3)(Counted()(inputs)))
 
 
-def sequential() -> keras.Model:
-    return keras.Sequential([keras.Input((4,)), Counted(), layers.Dense(3)])
-
-
-@pytest.mark.parametrize(("make", "is_called"), [(functional, False), (sequential, False), (Subclassed, True)])
+@pytest.mark.parametrize(("make", "is_called"), [
+    (functional, False), (Subclassed, True),
+    (lambda: keras.Sequential([keras.Input((4,)), Counted(), layers.Dense(3)]), False),
+], ids=["functional", "subclassed", "sequential"])  # fmt: skip
 def test_a_model_that_names_its_outputs_is_not_called_to_build_its_losses_and_metrics(make, is_called):
     model = compiled(make(), metrics=["mae", "accuracy"], weighted_metrics=["mse"])
     Counted.calls = 0
@@ -355,10 +353,6 @@ def in_half() -> keras.Model:
     return compiled(keras.Sequential([keras.Input((4,)), half]), "sparse_categorical_crossentropy", metrics=[metric])
 
 
-def beside_the_labels(y: Any, y_pred: Any) -> Any:
-    return keras.ops.concatenate([y, y_pred], axis=2)
-
-
 NUMBERS = np.zeros((16, 3), "float32")
 MISTAKES = {
     "an output without labels": (
@@ -374,7 +368,7 @@ MISTAKES = {
         "AttributeError: .*head.* from those of Unfinished. Try it on one batch",
     ),
     "a metric": (
-        lambda: compiled(functional(), metrics=[beside_the_labels]), NUMBERS,
+        lambda: compiled(functional(), metrics=[lambda y, y_pred: keras.ops.concatenate([y, y_pred], axis=2)]), NUMBERS,
         "ValueError: .* from those of Functional. Try it on one batch with",
     ),
 }  # fmt: skip
