@@ -61,20 +61,13 @@ def test_rows_without_numbers_are_named_by_the_lines_that_they_begin_in(tmp_path
     text = "a,b,y\n1,2,0.5\n,3,1\n\n4,,1\n5,6,\n7,8,9\n9,inf,9\n10,11,9\n\n12,13,NA\n14,15,nan\n\n"
     path = str(write(tmp_path / "t.csv", text.encode()))
     found = {each.name: each.why for part in csv(path) for each in broken(part, 3)}
-    assert found == {
-        f"{path} line 3": "has no number in a",
-        f"{path} line 5": "has no number in b",
-        f"{path} line 6": "has no number in y",
-        f"{path} line 8": "has no number in b",
-        f"{path} line 11": "has no number in y",
-        f"{path} line 12": "has no number in y",
-    }
+    lines = {3: "a", 5: "b", 6: "y", 8: "b", 11: "y", 12: "y"}
+    assert found == {f"{path} line {number}": f"has no number in {name}" for number, name in lines.items()}
     for part in csv(path):
         left = part.without(broken(part))
         assert not broken(left)
         assert np.isfinite(table(left)).all()
-    frame = pd.DataFrame({"a": [1.0, np.nan, 3, 4, 5], "y": [0, 1, 0, 1, 0]})
-    frame.to_parquet(tmp_path / "t.parquet")
+    pd.DataFrame({"a": [1.0, np.nan, 3, 4, 5], "y": [0, 1, 0, 1, 0]}).to_parquet(tmp_path / "t.parquet")
     found = {each.name: each.why for part in csv(str(tmp_path / "t.parquet")) for each in broken(part)}
     assert found == {f"{tmp_path}/t.parquet row 1": "has no number in a"}
     text = 'a,note,y\n1,"one\ntwo",low\n,"three\n\nfour",low\n3,five,high\n4,six,\n'

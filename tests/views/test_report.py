@@ -173,13 +173,16 @@ def test_points_that_differ_in_what_was_run_are_told_with_it_and_one_that_failed
     ]
 
 
-def test_a_report_is_written_again_in_its_place_is_no_run_and_its_sweep_is_found_by_name_and_folder(written):
+def test_a_report_is_written_again_in_its_place_is_no_run_and_its_sweep_is_found_or_refused_by_name(written, capsys):
     assert report.write(written.sweep.folder).html.read_text() == written.html.read_text()
     output = written.sweep.folder.parents[1]
     assert history.find_sweep("scaling", output, "sweep", "") == written.sweep.folder
     assert history.find_sweep(str(written.sweep.folder), Path("nowhere"), "sweep", "") == written.sweep.folder
     with pytest.raises(UserError):
         find("report", output)
+    for arguments in (["sweep=nothing", f"output_dir={output}"], [f"output_dir={output}"], ["swep=scaling"]):
+        assert main(arguments) == 2
+        assert "Try sweep=scaling" in capsys.readouterr().err
 
 
 def test_a_figure_with_nothing_to_show_is_left_out_and_the_report_says_why(tmp_path):
@@ -218,13 +221,6 @@ def test_a_sweep_that_lists_its_points_tells_those_without_a_result_and_pools_re
     assert "Point 0 unfinished: it was started and has not ended" in page
     assert "Point 1 not run: it was not run yet" in page
     assert [point.result.ending.status for point in made.sweep.points] == ["UNFINISHED", "NOT RUN", *["FINISHED"] * 4]
-
-
-@pytest.mark.parametrize("arguments", [["sweep=nothing"], [], ["swep=there"]])
-def test_a_sweep_that_is_not_there_is_refused(tmp_path, capsys, arguments):
-    wrote(tmp_path / "sweeps" / "there" / "0_mirrored", [1.0])
-    assert main([*arguments, *[f"output_dir={tmp_path}"] * ("swep=there" not in arguments)]) == 2
-    assert "Try sweep=there" in capsys.readouterr().err
 
 
 # Linear RGB as the colour-blind see it (Machado, Oliveira & Fernandes, 2009, severity 1.0).

@@ -59,14 +59,13 @@ def test_hundreds_of_processes_are_told_in_one_line_and_in_full_in_one_each_with
     assert rows[-1].split() == ["255", "worker", "31", "127.0.0.1:40255", "CPU:0", "255", "0", "1", "+", "2"]
     assert "optimizer" in "\n".join(full)
     (process,) = a_plan().processes
-    unchosen = dataclasses.replace(
-        process, address="10.0.0.1:0", devices=("GPU:0", "GPU:1", "GPU:3"), cores=(), intra_op_threads=0
-    )
-    for of_plan, cells in (
-        (process, ["-", "CPU:0-1", "0-1", "0-1", "1", "+", "2"]),
-        (unchosen, ["10.0.0.1:(free", "port)", "GPU:0-1,3", "0-1", "any", "default", "+", "2"]),
+    other = {"address": "10.0.0.1:0", "devices": ("GPU:0", "GPU:1", "GPU:3"), "cores": (), "intra_op_threads": 0}
+    for changes, cells in (
+        ({}, ["-", "CPU:0-1", "0-1", "0-1", "1", "+", "2"]),
+        (other, ["10.0.0.1:(free", "port)", "GPU:0-1,3", "0-1", "any", "default", "+", "2"]),
     ):
-        lines = plan_lines(dataclasses.replace(a_plan(), processes=(of_plan,)), full=True)
+        processes = (dataclasses.replace(process, **changes),)
+        lines = plan_lines(dataclasses.replace(a_plan(), processes=processes), full=True)
         assert ["0", "chief", "0", *cells] in [line.split() for line in lines]
 
 

@@ -200,14 +200,13 @@ def test_the_page_the_table_and_mlflow_say_of_engines_what_the_terminal_says(tmp
     assert all(line in event.text for line in [*said, last])
 
 
-@pytest.mark.parametrize("package", ["keras", "jax"])
-def test_other_versions_of_what_they_share_or_of_one_engine_keep_points_from_being_compared(tmp_path, capsys, package):
+def test_other_versions_of_an_engine_keep_its_points_from_being_compared(tmp_path, capsys):
+    """Of what engines share, test_compare has it."""
     points = rows("tensorflow mirrored 2 180, jax mirrored 2 185, jax mirrored 4 400")
-    points[2][3]["versions"] = points[2][3]["versions"] | {package: "9"}
+    points[2][3]["versions"] = points[2][3]["versions"] | {"jax": "9"}
     table, told, _ = told_of(tmp_path, capsys, points)
-    named = "versions" if package == "keras" else "versions of jax"
-    assert f"engine jax, differs in {named}" in table
-    assert told[-1] == f"Left out of the verdict: point 2 (differs in {named})."
+    assert "engine jax, differs in versions of jax" in table
+    assert told[-1] == "Left out of the verdict: point 2 (differs in versions of jax)."
 
 
 def test_equal_runs_of_one_engine_say_how_far_they_lie_apart_and_other_engines_do_not_count_as_equal(tmp_path):
