@@ -337,7 +337,7 @@ def test_the_share_is_of_the_cores_that_these_processes_have_and_none_waits_for_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker"])
+@pytest.mark.parametrize("strategy", sampled(("mirrored", "multi_worker"), 1))
 def test_other_programs_that_compute_meanwhile_are_told(pipeline, strategy):
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
     try:
