@@ -253,8 +253,6 @@ def test_the_names_are_those_that_keras_has_but_for_what_needs_something_to_work
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "jsonpickle"}
 # Keras's ways to make objects of what a file holds; the first has `safe_mode`, as those have that it is true for.
 LOADS = {"load_model", "deserialize_keras_object", "model_from_json"}
-
-
 CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "yaml.load_all"}
 
 
@@ -297,14 +295,7 @@ def test_what_would_is_found(source: str) -> None:
     assert not unsafe(ast.walk(ast.parse(safe)))
 
 
-TRAINED = (
-    "strategy=multi_worker",
-    "workers=2",
-    "model=mlp",
-    "data=digits",
-    "train.steps=30",
-    "train.deterministic=true",
-)
+TRAINED = "strategy=multi_worker workers=2 model=mlp data=digits train.steps=30 train.deterministic=true".split()
 
 
 def watched(folder: Path, cold: bool) -> tuple[Ran, set[int]]:

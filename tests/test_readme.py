@@ -183,24 +183,21 @@ def test_the_wheel_holds_the_package_its_choices_and_nothing_else(installed):
     assert choices == {name for name in names if name.endswith(".yaml")}
 
 
-def test_it_runs_from_any_folder_with_the_conf_inside_the_wheel(installed, tmp_path):
+def test_it_runs_from_any_folder_with_the_conf_and_the_functions_inside_the_wheel(installed, tmp_path):
     before = (installed / "pipeline/conf/model/cnn.yaml").read_text()
     shown = python(installed, tmp_path, "-m", "pipeline", "--info", "searchpath")
     assert f"file://{installed}/pipeline/conf" in shown
     assert str(ROOT) not in shown
+    for typed, words in (
+        ("mode=plan strategy=multi_worker hardware=2cpu model=resnet20", "resnet20 on mnist5k, multi_worker by shared"),
+        ("prepare data=digits out=d processes=1", "train      1,438 examples, 1 shard"),
+    ):
+        assert words in python(installed, tmp_path, "-m", "pipeline", *typed.split())
     try:
         (installed / "pipeline/conf/model/cnn.yaml").write_text(before.replace("dense_units: 128", "dense_units: 129"))
         assert "dense_units: 129" in python(installed, tmp_path, "-m", "pipeline", "--cfg", "job")
     finally:
         (installed / "pipeline/conf/model/cnn.yaml").write_text(before)
-
-
-@pytest.mark.parametrize(("typed", "words"), [
-    ("mode=plan strategy=multi_worker hardware=2cpu model=resnet20", "resnet20 on mnist5k, multi_worker by shared"),
-    ("prepare data=digits out=d processes=1", "train      1,438 examples, 1 shard"),
-])  # fmt: skip
-def test_it_plans_and_prepares_with_its_own_functions_and_choices(installed, tmp_path, typed, words):
-    assert words in python(installed, tmp_path, "-m", "pipeline", *typed.split())
 
 
 def test_its_hints_fit_where_there_is_no_checkout(installed, tmp_path):
