@@ -11,7 +11,7 @@ import yaml
 from conftest import QUICK, ROOT, SUPPORT, UnderWay, weights
 from kubernetes import client
 from plans import pods as planned
-from stand_in.cluster import StandIn
+from stand_in import StandIn
 from stand_in.network import missing
 
 from pipeline.config.schema import ClusterConfig

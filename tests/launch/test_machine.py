@@ -12,8 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, until
-from scripts import came
+from conftest import ROOT, came, until
 
 from pipeline.driver.watch import BUSY_SHARE
 from pipeline.errors import UserError

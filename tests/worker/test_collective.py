@@ -17,9 +17,9 @@ import psutil
 import pytest
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
+from conftest import answers, begun, came
 from plans import config, machine, with_ports
 from ports import reserved_ports
-from scripts import answers, begun, came
 from tensorflow.python.ops import op_selector
 
 from pipeline.config.schema import Kind

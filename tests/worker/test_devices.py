@@ -14,9 +14,8 @@ import keras
 import numpy as np
 import psutil
 import pytest
-import scripts
 import tensorflow as tf
-from conftest import QUICK, ROOT, SUPPORT, left_behind, sampled, start
+from conftest import QUICK, ROOT, SUPPORT, came, left_behind, sampled, start
 from ports import reserved_ports
 
 from pipeline.errors import UserError
@@ -78,22 +77,22 @@ def test_threads_look_out_for_work_before_they_sleep_unless_they_share_a_core():
 @pytest.mark.slow
 def test_batches_that_are_fed_ahead_train_to_the_last_bit_as_those_that_are_asked_for_and_without_the_host():
     # Of so many replicas; 0: one, without a strategy.
-    found = {int(number): came for number, came in scripts.came("fed", 0, 1, 2).items()}
-    for replicas, came in found.items():
-        plain, ahead = came["plain"], came["ahead"]
+    found = {int(number): one for number, one in came("fed", 0, 1, 2).items()}
+    for replicas, each in found.items():
+        plain, ahead = each["plain"], each["ahead"]
         for name in ("losses", "sizes", "held_out"):
             assert ahead[name] == plain[name], (replicas, name)
         assert ahead["sizes"] == [32, 32, 32, 11] * 2 + [32]
         assert all(wait >= 0 for wait in ahead["waits"])
         # What was read ahead and not trained on is read again after a resume.
-        assert came["resumed"] == ahead["losses"][3:], replicas
+        assert each["resumed"] == ahead["losses"][3:], replicas
         # One batch is trained on again and again by the same compiled loop.
-        whole, parts, *sizes, traced = came["again"]
+        whole, parts, *sizes, traced = each["again"]
         assert (parts, sizes, traced) == (max(1, replicas), [whole] * 2, 1)
         if replicas:
             # The host has no part in the steps of a call; what is asserted is seen where it is so.
-            assert came["ahead on host"] == []
-            assert any("IteratorGetNext" in name for name in came["plain on host"])
+            assert each["ahead on host"] == []
+            assert any("IteratorGetNext" in name for name in each["plain on host"])
     # Two replicas equal one device.
     np.testing.assert_allclose(found[2]["ahead"]["losses"], found[1]["plain"]["losses"], rtol=0, atol=1e-5)
 
@@ -272,7 +271,7 @@ def expect_planned(found, one, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(tuple(ALL), 2))
 def test_every_model_learns_on_every_mesh_what_one_device_learns(tmp_path, name):
-    found = scripts.came("placed", tmp_path, f"{name},1,1", *(f"{name},{mesh}" for mesh in ALL[name]))
+    found = came("placed", tmp_path, f"{name},1,1", *(f"{name},{mesh}" for mesh in ALL[name]))
     for mesh in ALL[name]:
         case = f"{name},{mesh}"
         expect_planned(found[case], found[f"{name},1,1"], tmp_path / case)
@@ -292,7 +291,7 @@ def test_all_is_on_the_planned_devices_and_micro_batches_learn_what_whole_ones_l
         "own": "which calls itself on whole batches",
         "penalized": "received squared, whose loss is that of a whole batch. Try",
     }
-    found = scripts.came(
+    found = came(
         "placed", tmp_path, *(f"{case.split(',')[0]},1,1,1" for case in cases[:3]), *cases,
         *(f"{name},1,2,2" for name in refused), "normalized,1,1", "normalized,1,2", "astray,1,2",
     )  # fmt: skip

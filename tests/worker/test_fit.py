@@ -13,11 +13,10 @@ import looking
 import numpy as np
 import own
 import pytest
-import scripts
 import tensorflow as tf
 import tutorial
 import two_devices  # noqa: F401 # which are this process's
-from conftest import ROOT, sampled
+from conftest import ROOT, begun, printed, sampled
 from loops import assert_same, assert_same_weights, by_keras, fitted
 from ports import reserved_ports
 
@@ -417,8 +416,8 @@ def test_the_multi_worker_tutorial_trains_on_two_processes_what_one_device_train
     with reserved_ports(2) as ports:
         cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
         tasks = [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}) for rank in range(2)]
-        running = [scripts.begun("tutorial", steps, tmp_path / "backup", TF_CONFIG=task) for task in tasks]
-        shown = scripts.printed(*running, timeout=240)
+        running = [begun("tutorial", steps, tmp_path / "backup", TF_CONFIG=task) for task in tasks]
+        shown = printed(*running, timeout=240)
     assert ["Epoch 3/3" in each for each in shown] == [True, False]
     both = [json.loads(each.splitlines()[-1]) for each in shown]
     assert both[0]["keras"].startswith("ValueError: Attempt to convert a value (PerReplica")

@@ -12,15 +12,13 @@ import numpy as np
 import on_jax
 import own
 import pytest
-import scripts
 import shards
 import steps
 import tensorflow as tf
-from conftest import sampled
+from conftest import came, sampled
 from loops import loop_over
 from on_jax import QUICK
 from scipy.sparse import csr_matrix
-from scripts import came
 from two_devices import DEVICES
 
 from pipeline.data import tfrecord
@@ -50,7 +48,7 @@ def saved(tmp_path_factory):
 @pytest.fixture(scope="module")
 def wrote(without_tensorflow, saved):
     """What `support/on_jax.py` prints."""
-    return scripts.came("on_jax", saved[0], python=without_tensorflow, **on_jax.ENVIRON)
+    return came("on_jax", saved[0], python=without_tensorflow, **on_jax.ENVIRON)
 
 
 @pytest.mark.slow
@@ -70,7 +68,7 @@ def test_batches_are_made_ready_by_a_thread_which_tells_what_fails_and_ends_wher
 @pytest.mark.slow
 def test_steps_of_several_devices_of_one_process_do_not_wait_for_one_another_for_ever():
     # XLA's pool has a thread a device, and each step under way held one while it waited for the others' sums.
-    assert 0 < scripts.came("on_jax", "many_steps", NPROC="1", timeout=120, **on_jax.ENVIRON) < 0.01
+    assert 0 < came("on_jax", "many_steps", NPROC="1", timeout=120, **on_jax.ENVIRON) < 0.01
 
 
 @pytest.mark.slow
@@ -146,7 +144,7 @@ def test_tensorflow_trains_to_the_same_losses_from_the_same_weights_and_each_goe
 
 @pytest.mark.slow
 def test_models_of_which_no_example_meets_another_before_the_loss_have_a_bucket_that_is_one_array_and_adds_the_same():
-    for name, of in scripts.came("bucketed", **on_jax.ENVIRON).items():
+    for name, of in came("bucketed", **on_jax.ENVIRON).items():
         assert of["fits"] == of["expected"], name
         assert not of["others"], "one device, or one cut over several, exchange none"
         if of["fits"]:

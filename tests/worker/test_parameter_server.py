@@ -12,9 +12,8 @@ import keras
 import numpy as np
 import own
 import pytest
-import scripts
 import tensorflow as tf
-from conftest import CONF, QUICK, Ran, UnderWay, events, left_behind, sampled
+from conftest import CONF, QUICK, Ran, UnderWay, came, events, left_behind, sampled
 from equality import assert_equal, sweep
 
 from pipeline.worker.data.batches import Data
@@ -80,7 +79,7 @@ def test_racing_workers_see_each_example_once_an_epoch_and_every_step_is_applied
 
 @pytest.mark.slow
 def test_the_parameter_server_tutorial_s_fit_trains_and_counts_every_step():
-    told = scripts.came("tutorial", timeout=240)
+    told = came("tutorial", timeout=240)
     assert "To use this dataset, you need to pass this dataset to ClusterCoordinator" in told["keras"]
     losses = told["tutorial"]["loss"]
     assert len(losses) == 5
