@@ -383,11 +383,11 @@ def test_a_sweep_whose_every_point_is_refused_ends_with_two(asked, typed, words)
 
 # A sweep over functions, and what the error of each says.
 @pytest.mark.parametrize(("typed", "words"), [
-    (("data=digits", "model.build._target_=own.raises,own.not_a_model,own.own_step,faulty.WIDTH"), (
+    (("data=digits", "model.build._target_=own.raises,os.getcwd,steps.by_keras,faulty.WIDTH"), (
         "RuntimeError: the moon is not full (", "Expected the model's function to return a keras.Model, received str.",
         "train_step", "received faulty.WIDTH, which cannot be called.",
     )),
-    (("model=mlp", "data.build._target_=faulty.raising_data,own.not_data,faulty.one_part,own.empty_data"), (
+    (("model=mlp", "data.build._target_=faulty.raising_data,os.getpid,faulty.one_part,own.empty_data"), (
         f"FileNotFoundError: no shelf 7 in the archive ({SUPPORT}/faulty.py:6)",
         "Expected data.build to return (train, validation), received int.",
         "Expected data.build to return (train, validation), received tuple.",

@@ -119,10 +119,6 @@ def raises(input_shape, num_classes):
     raise RuntimeError("the moon is not full")
 
 
-def not_a_model():
-    return "a model"
-
-
 def nan_data(value=np.nan, place=40):
     """Data with an example that is not a number, or too large for one to come of it, or for weights to follow it."""
     (x, y), held_out = numbered(64, 8)
@@ -134,39 +130,16 @@ def empty_data():
     return (np.zeros((0, 4), "float32"), np.zeros((0,), "int32")), None
 
 
-def not_data():
-    return 7
-
-
 def stuck_data(shard, shards):
     while shard == shards - 1:
         time.sleep(1)
     return numbered()
 
 
-@keras.saving.register_keras_serializable("tests")
-class OwnStep(keras.Model):
-    def call(self, x):
-        return x
-
-    def train_step(self, data):
-        return {}
-
-
-def own_step():
-    return OwnStep()
-
-
 class Meddling(keras.callbacks.Callback):
-    """Writes which hooks it saw, halves the learning rate, zeroes the weights, and stops after two epochs."""
-
-    def __init__(self, path):
-        super().__init__()
-        self._path = Path(path)
+    """Halves the learning rate, zeroes the weights, and stops after two epochs."""
 
     def on_epoch_end(self, epoch, logs=None):
-        with self._path.open("a") as lines:
-            lines.write(f"{epoch} {sorted(logs)}\n")
         self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate.numpy()) / 2
         if epoch == 1:
             self.model.stop_training = True

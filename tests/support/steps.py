@@ -85,63 +85,6 @@ def gan(noisy=True, normalised=False, looking=None):
     return model
 
 
-class Sampling(layers.Layer):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.seed_generator = keras.random.SeedGenerator(1337)
-
-    def call(self, inputs):
-        z_mean, z_log_var = inputs
-        epsilon = keras.random.normal(ops.shape(z_mean), seed=self.seed_generator)
-        return z_mean + ops.exp(0.5 * z_log_var) * epsilon
-
-
-class VAE(keras.Model):
-    """That of Keras's example, with a `test_step`; `noisy=False` decodes the means."""
-
-    def __init__(self, encoder, decoder, noisy=True, **kwargs):
-        super().__init__(**kwargs)
-        self.encoder, self.decoder, self.noisy = encoder, decoder, noisy
-        self.sampling = Sampling()
-        self.trackers = [keras.metrics.Mean(name=name) for name in ("total_loss", "reconstruction_loss", "kl_loss")]
-
-    @property
-    def metrics(self):
-        return self.trackers
-
-    def parts(self, data):
-        z_mean, z_log_var = ops.split(self.encoder(data), 2, axis=1)
-        z = self.sampling([z_mean, z_log_var]) if self.noisy else z_mean
-        reconstruction = self.decoder(z)
-        reconstruction_loss = ops.mean(ops.sum(ops.square(data - reconstruction), axis=1))
-        kl_loss = -0.5 * (1 + z_log_var - ops.square(z_mean) - ops.exp(z_log_var))
-        return reconstruction_loss, ops.mean(ops.sum(kl_loss, axis=1))
-
-    def results(self, reconstruction_loss, kl_loss):
-        losses = reconstruction_loss + kl_loss, reconstruction_loss, kl_loss
-        for tracker, loss in zip(self.trackers, losses, strict=True):
-            tracker.update_state(loss)
-        names = "loss", "reconstruction_loss", "kl_loss"
-        return {name: tracker.result() for name, tracker in zip(names, self.trackers, strict=True)}
-
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            reconstruction_loss, kl_loss = self.parts(data)
-            total_loss = reconstruction_loss + kl_loss
-        grads = tape.gradient(total_loss, self.trainable_weights)
-        self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
-        return self.results(reconstruction_loss, kl_loss)
-
-    def test_step(self, data):
-        return self.results(*self.parts(data))
-
-
-def vae(noisy=True):
-    model = VAE(dense(6, 8, 4), dense(2, 8, 6), noisy)
-    model.compile(optimizer=keras.optimizers.Adam(0.01))
-    return model
-
-
 class Distiller(keras.Model):
     """That of Keras's example as it stood in Keras 3: `compute_loss` of its own, and a step that clips by hand."""
 
@@ -221,11 +164,16 @@ class Classifier(keras.Model):
     def everything(self):
         return [variable for half in self.halves for variable in half]
 
-    def train_step(self, data):
-        loss = self.way(*data)
+    def counted(self, loss):
         self.tracker.update_state(loss)
         self.count.update_state(1.0)
         return {"loss": loss, **{m.name: m.result() for m in (self.tracker, self.count, self.accuracy)}}
+
+    def train_step(self, data):
+        return self.counted(self.way(*data))
+
+    def test_step(self, data):
+        return self.counted(self.loss_of(*data))
 
     def descended(self, loss_of, weighed=lambda loss: loss, change=lambda gradients: gradients):
         with tf.GradientTape() as tape:
@@ -250,11 +198,7 @@ class Classifier(keras.Model):
     def in_functions(self, x, y):
         if tf.reduce_sum(y) > 12:
             x *= 2.0
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(x, y)
-        variables = self.everything
-        self.apply_both(tape.gradient(loss, variables), variables)
-        return loss
+        return self.at_once(x, y)
 
     def summed_loss(self, x, y):
         summed = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
@@ -339,7 +283,7 @@ class Classifier(keras.Model):
         return loss
 
 
-def classifier(way, kind=Classifier):
+def classifier(way="at_once", kind=Classifier):
     model = kind(way)
     model.compile()
     return model
@@ -356,10 +300,6 @@ class Centred(Classifier):
         loss = self.at_once(x, y)
         self.centre.assign(0.9 * self.centre + 0.1 * ops.mean(self(x), axis=0))
         return loss
-
-
-def centred():
-    return classifier("centred", Centred)
 
 
 class ByKeras(keras.Model):

@@ -13,12 +13,13 @@ import steps
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
 import whole
-from conftest import sampled
+from conftest import QUICK, sampled
 from keras import layers, ops
 from loops import checked, loop_over
 from tensorflow.python.distribute import mirrored_run
 
 from pipeline import models
+from pipeline.data import synthetic
 from pipeline.record.findings import Check
 from pipeline.worker.collective import Pausable
 from pipeline.worker.data import batches
@@ -154,7 +155,8 @@ DIFFERENT: dict[str, tuple[Callable[[], keras.Model], Any, str, str, str]] = {
     "batch softmax alone": (partial(looking.model, "batch softmax"), NUMBERS, "output", "looking", OUTPUT),
     "condition": (partial(looking.model, "condition"), NUMBERS, "output", "looking", OUTPUT),
     "own pairs": (partial(steps.classifier, "of_pairs"), POINTS, "loss", "loss", "no mean over examples, such as one"),
-    "own running mean": (steps.centred, POINTS, "state", "centre", "is assigned from each replica's own part of"),
+    "own running mean": (partial(steps.classifier, "centred", steps.Centred), POINTS, "state", "centre",
+                         "is assigned from each replica's own part of"),
     "own minibatch": (lambda: steps.gan(looking=looking.Looking("minibatch", name="looking")), UNLABELLED, "output",
                       "looking", "It begins in layer looking, which does not treat each example by itself"),
 }  # fmt: skip
@@ -258,7 +260,6 @@ def trained(strategy: tf.distribute.Strategy, make: Any, labelled: bool) -> Any:
 SEPARABLE = {
     "gan": (lambda: steps.gan(noisy=False), False),
     "gan with batch normalization": (lambda: steps.gan(noisy=False, normalised=True), False),
-    "vae": (lambda: steps.vae(noisy=False), False),
     "distiller": (steps.distiller, True),
     "keras's own step": (steps.by_keras, True),
     **{way: (partial(steps.classifier, way), True) for way in (
@@ -271,9 +272,8 @@ SEPARABLE = {
 def test_a_sum_over_examples_is_told_and_a_mean_or_what_is_drawn_is_not(mirrored):
     said: list[str] = []
     put_right = partial(steps.classifier, "summed_loss")
-    for make in (steps.gan, steps.vae, steps.distiller, partial(steps.classifier, "at_once"), put_right):
-        data = UNLABELLED if make in (steps.gan, steps.vae) else POINTS
-        build.model(make, mirrored, batches.spec(data), note=said.append)
+    for make in (steps.gan, steps.distiller, steps.classifier, put_right):
+        build.model(make, mirrored, batches.spec(UNLABELLED if make is steps.gan else POINTS), note=said.append)
     assert said == []
     build.model(partial(steps.classifier, "summed_by_hand"), mirrored, batches.spec(POINTS), note=said.append)
     assert len(said) == 1
@@ -311,3 +311,29 @@ def test_two_replicas_train_what_one_device_trains_and_the_check_before_tells_an
         np.testing.assert_allclose(ours.numpy(), reference.numpy(), atol=1e-5, err_msg=ours.path)
     for ours, reference in zip(two_epochs, one_epochs, strict=True):
         assert ours == pytest.approx(reference, rel=1e-5, abs=1e-5)
+
+
+# Of each family the smallest, and the least pixels on a side that it takes.
+FAMILIES = {
+    "VGG16": 32, "ResNet50": 32, "ResNet50V2": 32, "Xception": 71, "InceptionV3": 75, "InceptionResNetV2": 75,
+    "MobileNet": 32, "MobileNetV2": 32, "MobileNetV3Small": 32, "DenseNet121": 32, "NASNetMobile": 32,
+    "EfficientNetB0": 32, "EfficientNetV2B0": 32, "ConvNeXtTiny": 32,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+# Others in each run of CI: all of them take minutes.
+@pytest.mark.parametrize("name", sampled(list(FAMILIES), 1))
+def test_models_of_keras_applications_train_on_two_replicas_and_are_saved(pipeline, name):
+    shape = [FAMILIES[name], FAMILIES[name], 3]
+    data = {"shape": shape, "num_classes": 2, "train_examples": 6, "validation_examples": 2}
+    ran = pipeline(
+        *QUICK, "strategy=mirrored", "workers=2", f"model.build._target_=keras.applications.{name}",
+        "+model.build.weights=null", "+model.build.classes=2", "data=synthetic",
+        *(f"data.build.{key}={value}" for key, value in data.items()), "train.replica_batch=1", "train.epochs=1",
+        "train.learning_rate=0.0001", timeout=600,
+    ).ok()  # fmt: skip
+    (folder,) = ran.run_folders
+    _, (x, y) = synthetic(**data)
+    loaded = keras.saving.load_model(folder / "model.keras")
+    assert loaded.evaluate(x, y, verbose=0, return_dict=True)["loss"] == pytest.approx(ran.result["val_loss"], rel=1e-4)

@@ -13,6 +13,7 @@ import looking
 import numpy as np
 import own
 import pytest
+import steps
 import tensorflow as tf
 import tutorial
 import two_devices  # noqa: F401 # which are this process's
@@ -33,12 +34,18 @@ WEIGHTS = RANDOM.uniform(0.5, 2.0, 61).astype("float32")
 TWO = own.two_headed_data(61, weighted=True)[0]
 
 
-def classifier(*inside: keras.layers.Layer, **compiled: Any) -> keras.Model:
+def classifier(*inside: keras.layers.Layer, kind: Any = keras.Sequential, **compiled: Any) -> keras.Model:
     hidden = keras.layers.Dense(8, activation="relu", kernel_regularizer="l2")
-    model = keras.Sequential([keras.Input((6,)), hidden, *inside, keras.layers.Dense(3, activation="softmax")])
+    model = kind([keras.Input((6,)), hidden, *inside, keras.layers.Dense(3, activation="softmax")])
     optimizer, loss = keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy"
     model.compile(**{"loss": loss, "weighted_metrics": ["accuracy"], "optimizer": optimizer} | compiled)
     return model
+
+
+class Squared(keras.Sequential):
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, *given: Any, **named: Any) -> Any:
+        """A loss of its own beside the compiled one."""
+        return super().compute_loss(x, y, y_pred, *given, **named) + keras.ops.mean(keras.ops.square(y_pred))
 
 
 def normalised() -> keras.Model:
@@ -163,6 +170,7 @@ SLOW: dict[str, Callable[[], dict[str, Any]]] = {
         "validation_data": batched().filter(lambda x, y: True),
         "make": lambda: classifier(optimizer=keras.optimizers.SGD(0.05, momentum=0.9)),
     },
+    "its own loss": lambda: {**ARRAYS, "epochs": 2, "make": lambda: classifier(kind=Squared)},
     "epochs that share a pass": lambda: {"x": batched(), "epochs": 4, "steps_per_epoch": 2},
     "generator": lambda: {"x": generated(), "epochs": 2, "steps_per_epoch": 4},
     "PyDataset in processes": lambda: {"x": Told([3], use_multiprocessing=True), "epochs": 3, "shuffle": True},
@@ -339,7 +347,7 @@ def test_whole_numbers_of_64_bits_are_gathered_exactly(mirrored) -> None:
 
 @pytest.mark.parametrize(("make", "arguments", "words"), [
     (lambda: "a model", {}, "Expected a keras.Model, received str"),
-    (own.own_step, {}, "Expected a model without a train_step of its own, received OwnStep"),
+    (steps.by_keras, {}, "Expected a model without a train_step of its own, received ByKeras"),
     (own.Subclassed, {}, "received one that is not. Try model.compile"),
     (lambda: classifier(run_eagerly=True), {}, "received run_eagerly=True. Try model.run_eagerly = False"),
     (lambda: classifier(jit_compile=True), {}, 'received jit_compile=True. Try jit_compile="auto"'),

@@ -13,6 +13,7 @@ import numpy as np
 import own
 import pytest
 import tensorflow as tf
+import whole
 from conftest import CONF, QUICK, Ran, UnderWay, came, events, left_behind, sampled
 from equality import assert_equal, sweep
 
@@ -95,6 +96,13 @@ def test_the_parameter_server_tutorial_s_fit_trains_and_counts_every_step():
     assert told["predicted"] > 0.8
     assert "received an unknown number" in told["unknown"]
     assert "steps_per_epoch" in told["unknown"]
+
+
+def test_asynchronous_workers_refuse_what_is_no_sum_and_gathering(pipeline, asked):
+    ran = pipeline(*QUICK, "strategy=parameter_server", "workers=1", *whole.NAMED).failed()
+    assert "received largest (Largest), whose state is no" in ran.err
+    refused = asked("strategy=parameter_server", "train.gather=true", "mode=plan").failed(2)
+    assert "Expected train.gather=false" in refused.err
 
 
 def trained(made: Source, count: int) -> list[list[float]]:
