@@ -179,7 +179,7 @@ SWEEP = Path("outputs/sweeps/beside")
 POINTS = (
     "-m", "strategy=one_device", "train.seed=0,1,2", "sweep.name=beside", "sweep.parallel=2", "data=digits",
     "model=mlp", "train.steps=600", "train.steps_per_call=5", "checkpoint.every_steps=20", *QUICK,
-    "train.callbacks=[{_target_: own.Pausing, seconds: 0.05}]",
+    "train.callbacks=[{_target_: own.pausing, seconds: 0.05}]",
 )  # fmt: skip
 
 

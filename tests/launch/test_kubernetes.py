@@ -242,7 +242,7 @@ def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of
     # Meanwhile, since pods mostly wait.
     on_this_machine = UnderWay(tmp_path / "here", *TWO)
     # Slow enough to be harmed on the way: each call of ten steps waits a while.
-    slow = "train.callbacks=[{_target_: own.Pausing, seconds: 0.3}]"
+    slow = "train.callbacks=[{_target_: own.pausing, seconds: 0.3}]"
     run = UnderWay(tmp_path, *TWO, *HERE, slow, "cluster.options.claim=kept", KUBECONFIG=str(running.kubeconfig))
 
     def saved(step: int) -> None:

@@ -31,7 +31,7 @@ from pipeline.record.log import read_json
 SMALL = (*QUICK, "model=mlp", "data=digits", "train.learning_rate=0.01")
 TWO = ("strategy=multi_worker", "workers=2", "train.deterministic=true", *SMALL)
 # Slow enough to be harmed on the way: each step waits a while.
-SLOW = "train.callbacks=[{_target_: own.Pausing, seconds: 0.2}]"
+SLOW = "train.callbacks=[{_target_: own.pausing, seconds: 0.2}]"
 LONG = (*TWO, "train.steps=400", "train.steps_per_call=1", "checkpoint.every_steps=10", "train.save=false")
 
 

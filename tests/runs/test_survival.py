@@ -147,7 +147,7 @@ def test_a_run_that_is_killed_outright_loses_an_epoch_at_most_and_mlflow_has_one
     tmp_path, unharmed
 ):
     # Epochs of nine seconds, of which a checkpoint takes less than a hundredth. MLflow makes its store meanwhile.
-    slowly = "train.callbacks=[{_target_: own.Pausing, seconds: 1.5}]"
+    slowly = "train.callbacks=[{_target_: own.pausing, seconds: 1.5}]"
     command = (*SMALL[1:], *LAYOUT, slowly, "tracking=sqlite", "tracking.drain_timeout=60")
     with UnderWay(tmp_path, *command) as killed:
         killed.until(lambda: killed.step() >= 28, 90)
@@ -281,7 +281,7 @@ DETACHED = (
     "train.check=off",
 )  # fmt: skip
 # Time for what happens meanwhile; nothing is computed otherwise.
-SLOWLY = ("train.callbacks=[{_target_: own.Pausing, seconds: 0.15}]",)
+SLOWLY = ("train.callbacks=[{_target_: own.pausing, seconds: 0.15}]",)
 STEPS, EPOCHS = 480, 40
 
 

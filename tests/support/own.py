@@ -281,13 +281,8 @@ class Preempting(keras.callbacks.Callback):
             time.sleep(1.0)
 
 
-class Pausing(keras.callbacks.Callback):
-    def __init__(self, seconds):
-        super().__init__()
-        self.seconds = seconds
-
-    def on_train_batch_end(self, batch, logs=None):
-        time.sleep(self.seconds)
+def pausing(seconds):
+    return keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(seconds))
 
 
 class Spinning(keras.callbacks.Callback):

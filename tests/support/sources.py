@@ -105,10 +105,6 @@ def unusable(because):
     return (x.get(because, np.zeros((0, 2))), np.zeros(2 if because in x else 0)), None
 
 
-def moody():
-    return (np.frombuffer(os.urandom(80), np.uint8).reshape(10, 8), np.arange(10) % 2), None
-
-
 def deadly():
     os.kill(os.getpid(), 9)
 

@@ -18,6 +18,7 @@ import pytest
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
 from conftest import answers, begun, came
+from mistaken import CALLS, linear, trained, with_layer
 from plans import config, machine, with_ports
 from ports import reserved_ports
 from tensorflow.python.ops import op_selector
@@ -291,35 +292,25 @@ def test_an_error_of_jax_is_told_in_place_of_those_of_each_layer_that_keras_coul
 MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "Keras": (mistaken.wrong_reshape, "ValueError: The total size of the tensor must be unchanged"),
     "a cause": (mistaken.raised_from, "ValueError: no width was given ("),
-    "shapes in call": (
-        lambda: mistaken.with_layer(mistaken.product), "ValueError: Dimensions must be equal, but are 4 and 3",
-    ),
-    "an attribute": (
-        lambda: mistaken.with_layer(mistaken.missing), "AttributeError: 'Own' object has no attribute 'nowhere' (",
-    ),
-    "an assertion": (lambda: mistaken.with_layer(mistaken.checked), "AssertionError: assert x.shape[-1] == 3"),
-    "several lines": (
-        lambda: mistaken.with_layer(mistaken.branched), "ValueError: the width must be odd the width was 4 (",
-    ),
+    "shapes in call": (lambda: with_layer(CALLS["product"]), "ValueError: Dimensions must be equal, but are 4 and 3"),
+    "an attribute": (lambda: with_layer(CALLS["missing"]), "AttributeError: 'Own' object has no attribute 'nowhere' ("),
+    "an assertion": (lambda: with_layer(mistaken.checked), "AssertionError: assert x.shape[-1] == 3"),
+    "several lines": (lambda: with_layer(mistaken.branched), "ValueError: the width must be odd the width was 4 ("),
     "a model of one's own": (
-        lambda: mistaken.trained(mistaken.Unfinished()), "AttributeError: 'Unfinished' object has no attribute 'head'",
+        lambda: trained(mistaken.Unfinished()), "AttributeError: 'Unfinished' object has no attribute 'head'",
     ),
     "a loss": (
-        lambda: mistaken.trained(mistaken.linear(10), mistaken.loss_of_sevens),
+        lambda: trained(linear(10), mistaken.loss_of_sevens),
         "InvalidArgumentError: Input to reshape is a tensor with 40 values, but the requested shape requires",
     ),
     "a metric": (
-        lambda: mistaken.trained(mistaken.linear(), metrics=[mistaken.Counts()]),
+        lambda: trained(linear(), metrics=[mistaken.Counts()]),
         "AttributeError: 'Counts' object has no attribute 'total' (",
     ),
-    "a callback": (
-        lambda: mistaken.trained(mistaken.linear(), callbacks=[mistaken.Looks()]), "KeyError: 'val_auc' (",
-    ),
-    "data": (
-        lambda: mistaken.trained(mistaken.linear(), data=mistaken.from_shelf()), "OSError: no shelf 7 in the archive (",
-    ),
+    "a callback": (lambda: trained(linear(), callbacks=[mistaken.Looks()]), "KeyError: 'val_auc' ("),
+    "data": (lambda: trained(linear(), data=mistaken.from_shelf()), "OSError: no shelf 7 in the archive ("),
     "numbers without a row": (
-        lambda: mistaken.trained(mistaken.linear(rows=1)), "InvalidArgumentError: indices[0,0] = 1 is not in [0, 1) (",
+        lambda: trained(linear(rows=1)), "InvalidArgumentError: indices[0,0] = 1 is not in [0, 1) (",
     ),
 }  # fmt: skip
 
