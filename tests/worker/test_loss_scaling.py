@@ -87,8 +87,8 @@ class Adding(keras.layers.Layer):
         return x
 
 
-def adding(*how: str, normalised: bool = False) -> keras.Model:
-    hidden = keras.layers.Dense(8, "tanh", activity_regularizer="l2", kernel_regularizer="l2")
+def adding(*how: str, normalised: bool = False, initial: str = "glorot_uniform") -> keras.Model:
+    hidden = keras.layers.Dense(8, "tanh", True, initial, activity_regularizer="l2", kernel_regularizer="l2")
     x = hidden(inputs := keras.Input((6,)))
     if normalised:
         x = keras.layers.BatchNormalization()(x)
@@ -239,6 +239,7 @@ EQUAL: dict[str, Case] = {
     "ignored labels, weighed": Case(lambda: plain(IGNORING, outputs=3), CLASSES, WEIGHTS),
     "added": Case(lambda: adding(*ADDED)),
     "added, normalised": Case(lambda: adding(*ADDED, normalised=True)),
+    "added, nothing at first": Case(lambda: adding(*ADDED, initial="zeros")),
     **{f"own {how}": Case(lambda how=how: own(how)) for how in ("sum", "mean", "both")},
     **{f"gathered {name}": Case(make, y, gather=True) for name, (make, y) in WHOLE.items()},
     **{f"asking for {how}{', gathered' * gather}": Case(lambda how=how: plain(asking(how), 4), CLASSES, gather=gather)
@@ -247,7 +248,7 @@ EQUAL: dict[str, Case] = {
     **{f"metrics under {strategy}": Case(measured, weights=WEIGHTS, strategy=strategy, tolerance=1e-5, fits=2)
        for strategy in ("mirrored", "central_storage")},
 }  # fmt: skip
-FAST = ("float16 sum", "one output a number", "added, normalised", "asking for pairs")
+FAST = ("float16 sum", "one output a number", "added, normalised", "added, nothing at first", "asking for pairs")
 
 
 def trained(case: Case, strategy: tf.distribute.Strategy) -> tuple[dict[str, list[float]], keras.Model, list[str]]:

@@ -301,17 +301,28 @@ def _of_model(model: keras.Model, batch: Batch, own: bool, quiet: bool) -> Itera
     exact = not any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers)
     tolerance = max(reduction.tolerance_of(layer.compute_dtype or "float32") for layer in layers)
 
-    def own_losses(training: bool, piece: Batch, share: float) -> list[list[float]]:
-        with reduction.scope(model):
+    def own_losses(training: bool, moved: bool, piece: Batch, share: float) -> list[list[float]]:
+        with reduction.scope(model, moved):
             call(model, keras.utils.unpack_x_y_sample_weight(piece)[0], training)
             return [[total(loss) for loss in layer._get_own_losses()] for layer in layers]
 
-    calls = {training: on_pieces(partial(own_losses, training), examples) for training in (True, False)}
+    @functools.cache
+    def tried(training: bool, moved: bool) -> list[list[list[float]]]:
+        return on_pieces(partial(own_losses, training, moved), examples)
+
+    def rules_at(place: int, training: bool, moved: bool) -> tuple[Reduction | None, ...]:
+        pieces, validated = ([of_all[place] for of_all in tried(one, moved)] for one in (training, False))
+        return _rules(pieces, validated, exact, tolerance)
+
     for place, layer in enumerate(layers):
-        pieces = {training: [of_layers[place] for of_layers in calls[training]] for training in calls}
-        rules_of(layer).added = rules = {
-            training: _rules(pieces[training], pieces[False], exact, tolerance) for training in pieces
-        }
+        rules = dict[bool, tuple[Reduction, ...]]()
+        for training in (True, False):
+            found = rules_at(place, training, moved=False)
+            # What initial weights make zero tells nothing.
+            moved = rules_at(place, training, moved=True)[: len(found)] if None in found else found
+            both = itertools.zip_longest(found, moved)
+            rules[training] = tuple(one or other or Reduction.MEAN for one, other in both)
+        rules_of(layer).added = rules
         if any(Reduction.NEITHER in of_calls for of_calls in rules.values()):
             yield f"what {layer.name} adds to the loss"
             quiet = True
@@ -329,8 +340,10 @@ def _of_model(model: keras.Model, batch: Batch, own: bool, quiet: bool) -> Itera
 
 def _rules(
     pieces: Sequence[list[float]], in_validation: Sequence[list[float]], exact: bool, tolerance: float
-) -> tuple[Reduction, ...]:
-    """The reduction of each loss that a layer has added, from its calls on all pieces, and those in validation."""
+) -> tuple[Reduction | None, ...]:
+    """The reduction of each loss that a layer has added, from its calls on all pieces, and those in validation; None
+    where they do not tell.
+    """
     if len({len(piece) for piece in pieces}) != 1:
         return ()
     trained, validated = list(zip(*pieces, strict=True)), list(zip(*in_validation, strict=False))
@@ -341,7 +354,7 @@ def _rules(
             # In validation layers know of no statistics of the batch; in training those of the same examples are alike.
             again = reduction_of(validated[place][:3], tolerance) if len(validated) == len(trained) else None
             rule = again or reduction.of_doubled(values, tolerance)
-        rules.append(rule or Reduction.MEAN)
+        rules.append(rule)
     return tuple(rules)
 
 

@@ -29,6 +29,8 @@ SHARES = (FIRST / EXAMPLES, 1 - FIRST / EXAMPLES)
 # In place of a size that is open.
 OPEN_SIZE = 8
 SEEDS = (1, 2)
+# What is added to weights that may all be zero at first.
+MOVED = 0.1
 # How far apart two values may be that are the same in exact arithmetic, as a part of the larger.
 TOLERANCE, NARROW_TOLERANCE = 1e-4, 3e-2
 # Keras's own functions whose value depends on the batch as a whole.
@@ -114,11 +116,13 @@ def trying() -> Iterator[None]:
         yield
 
 
-def scope(model: keras.Model) -> keras.StatelessScope:
-    """Inside, no state changes. Metrics have values of their own: reading theirs would ask the other replicas."""
+def scope(model: keras.Model, moved: bool = False) -> keras.StatelessScope:
+    """Inside, no state changes, and weights are `moved` away from zero. Metrics have values of their own: reading
+    theirs would ask the other replicas.
+    """
     zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in model.metrics_variables]
     # Keras looks up here what penalties on weights are of.
-    weights = [(variable, variable) for variable in model.trainable_variables]
+    weights = [(variable, variable + MOVED if moved else variable) for variable in model.trainable_variables]
     return keras.StatelessScope([*zeros, *weights], collect_losses=True)
 
 
