@@ -401,7 +401,8 @@ def test_a_loss_that_is_not_a_number_stops_the_run_with_the_step_and_arrays_with
 @pytest.mark.slow
 def test_what_an_operation_fails_with_is_said_in_its_own_words(pipeline):
     (strategy,) = sampled(("mirrored", "parameter_server"), 1)
-    ran = pipeline(*OWN, f"strategy={strategy}", "workers=2", "model.build._target_=own.infinite").failed()
+    odd = ("model.build._target_=own.odd", "+model.build.kind=infinite")
+    ran = pipeline(*OWN, f"strategy={strategy}", "workers=2", *odd).failed()
     assert "InvalidArgumentError: bad numbers : Tensor had Inf" in ran.err
 
 

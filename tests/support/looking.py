@@ -54,9 +54,7 @@ class RunningMean(keras.layers.Layer):
         self.aggregation = aggregation
 
     def build(self, shape):
-        self.mean = self.add_weight(
-            shape=shape[1:], initializer="zeros", trainable=False, name="mean", aggregation=self.aggregation
-        )
+        self.mean = self.add_weight(shape[1:], "zeros", trainable=False, aggregation=self.aggregation, name="mean")
 
     def call(self, x, training=False):
         if training:

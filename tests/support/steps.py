@@ -14,10 +14,10 @@ def points(examples=40, labelled=True):
     return whole, tuple(array[: examples // 2] for array in whole)
 
 
-def dense(*sizes, name=None):
+def dense(*sizes):
     """Layers of such sizes, the first being the input's, with a hyperbolic tangent between them."""
     inner = [layers.Dense(size, activation="tanh") for size in sizes[1:-1]]
-    return keras.Sequential([keras.Input(sizes[:1]), *inner, layers.Dense(sizes[-1])], name=name)
+    return keras.Sequential([keras.Input(sizes[:1]), *inner, layers.Dense(sizes[-1])])
 
 
 class GAN(keras.Model):
@@ -71,15 +71,11 @@ class GAN(keras.Model):
         return {"d_loss": self.d_loss_tracker.result(), "g_loss": self.g_loss_tracker.result()}
 
 
-def gan(noisy=True, normalised=False, looking=None):
-    """A generator and a discriminator of points, which may end with a layer that is `looking` at its batch."""
-    discriminator = dense(6, 8, 1, name="discriminator")
-    if looking is not None:
-        discriminator = keras.Sequential([keras.Input((6,)), layers.Dense(8), looking, layers.Dense(1)])
-    if normalised:
-        inner = [layers.Dense(8), layers.BatchNormalization(), layers.LeakyReLU(), layers.Dense(1)]
-        discriminator = keras.Sequential([keras.Input((6,)), *inner])
-    model = GAN(discriminator, dense(4, 8, 6, name="generator"), 4, noisy)
+def gan(*inner, noisy=True):
+    """A generator and a discriminator of points, which has the `inner` layers, or a hyperbolic tangent, within it."""
+    inner = inner or (layers.Activation("tanh"),)
+    discriminator = keras.Sequential([keras.Input((6,)), layers.Dense(8), *inner, layers.Dense(1)])
+    model = GAN(discriminator, dense(4, 8, 6), 4, noisy)
     optimizers = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.05, momentum=0.9)
     model.compile(*optimizers, keras.losses.BinaryCrossentropy(from_logits=True))
     return model

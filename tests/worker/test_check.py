@@ -124,7 +124,7 @@ EQUAL: dict[str, Callable[[], tuple[keras.Model, Any]]] = {
                                  "binary_crossentropy", metrics=["auc", "precision", "recall", "accuracy",
                                                                  keras.metrics.F1Score(threshold=0.5)]),
                         (ONES[0], ONES[1][:, None])),
-    "own gan": lambda: (steps.gan(normalised=True), UNLABELLED),
+    "own gan": lambda: (steps.gan(keras.layers.BatchNormalization()), UNLABELLED),
     "noise": lambda: (dense(*map(Noisy, ("keras", "tensorflow", "whole", "gamma", "generator", "numpy"))), NUMBERS),
 }  # fmt: skip
 
@@ -157,7 +157,7 @@ DIFFERENT: dict[str, tuple[Callable[[], keras.Model], Any, str, str, str]] = {
     "own pairs": (partial(steps.classifier, "of_pairs"), POINTS, "loss", "loss", "no mean over examples, such as one"),
     "own running mean": (partial(steps.classifier, "centred", steps.Centred), POINTS, "state", "centre",
                          "is assigned from each replica's own part of"),
-    "own minibatch": (lambda: steps.gan(looking=looking.Looking("minibatch", name="looking")), UNLABELLED, "output",
+    "own minibatch": (lambda: steps.gan(looking.Looking("minibatch", name="looking")), UNLABELLED, "output",
                       "looking", "It begins in layer looking, which does not treat each example by itself"),
 }  # fmt: skip
 SLOW = ("own running mean", "own minibatch")
@@ -259,7 +259,7 @@ def trained(strategy: tf.distribute.Strategy, make: Any, labelled: bool) -> Any:
 
 SEPARABLE = {
     "gan": (lambda: steps.gan(noisy=False), False),
-    "gan with batch normalization": (lambda: steps.gan(noisy=False, normalised=True), False),
+    "gan with batch normalization": (lambda: steps.gan(keras.layers.BatchNormalization(), noisy=False), False),
     "distiller": (steps.distiller, True),
     "keras's own step": (steps.by_keras, True),
     **{way: (partial(steps.classifier, way), True) for way in (
