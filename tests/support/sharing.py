@@ -204,14 +204,23 @@ def compiling(memory=None):
 
 def unable():
     """What all say where the first may not have so much memory."""
-    return together(
-        3, lambda *_: "joined", lambda rank: rank or resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-    )
+
+    def bounded(rank):
+        if rank == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    return together(3, lambda memory, rank, told: "joined", bounded)
 
 
 def another_user():
     """What is said where one of the processes is another user's."""
-    return together(2, lambda *_: "joined", lambda rank: rank and (os.setgid(65534), os.setuid(65534)))
+
+    def another(rank):
+        if rank == 1:
+            os.setgid(65534)
+            os.setuid(65534)
+
+    return together(2, lambda memory, rank, told: "joined", another)
 
 
 def left():

@@ -317,10 +317,10 @@ def _of_model(model: keras.Model, batch: Batch, own: bool, quiet: bool) -> Itera
     for place, layer in enumerate(layers):
         rules = dict[bool, tuple[Reduction, ...]]()
         for training in (True, False):
-            found = rules_at(place, training, moved=False)
+            first = rules_at(place, training, moved=False)
             # What initial weights make zero tells nothing.
-            moved = rules_at(place, training, moved=True)[: len(found)] if None in found else found
-            both = itertools.zip_longest(found, moved)
+            again = rules_at(place, training, moved=True)[: len(first)] if None in first else first
+            both = itertools.zip_longest(first, again)
             rules[training] = tuple(one or other or Reduction.MEAN for one, other in both)
         rules_of(layer).added = rules
         if any(Reduction.NEITHER in of_calls for of_calls in rules.values()):
