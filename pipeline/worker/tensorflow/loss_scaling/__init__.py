@@ -328,7 +328,10 @@ def _of_model(model: keras.Model, batch: Batch, own: bool, quiet: bool) -> Itera
             quiet = True
     if own:
         # MEAN is a loss that is one once sums in it are brought to that, SUM one that is a sum.
-        scaled, as_it_is = (on_pieces(partial(_whole, model, as_is), examples) for as_is in (False, True))
+        for moved in (False, True):
+            scaled, as_it_is = (on_pieces(partial(_whole, model, as_is, moved), examples) for as_is in (False, True))
+            if any(scaled):
+                break
         if reduction_of(scaled[:3], tolerance) in (None, Reduction.MEAN):
             rule = Reduction.MEAN
         elif (rule := reduction_of(as_it_is[:3], tolerance) or Reduction.NEITHER) is not Reduction.SUM:
@@ -341,9 +344,7 @@ def _of_model(model: keras.Model, batch: Batch, own: bool, quiet: bool) -> Itera
 def _rules(
     pieces: Sequence[list[float]], in_validation: Sequence[list[float]], exact: bool, tolerance: float
 ) -> tuple[Reduction | None, ...]:
-    """The reduction of each loss that a layer has added, from its calls on all pieces, and those in validation; None
-    where they do not tell.
-    """
+    """The reduction of each loss that a layer adds, from all pieces in training and validation; None: not told."""
     if len({len(piece) for piece in pieces}) != 1:
         return ()
     trained, validated = list(zip(*pieces, strict=True)), list(zip(*in_validation, strict=False))
@@ -358,10 +359,10 @@ def _rules(
     return tuple(rules)
 
 
-def _whole(model: keras.Model, as_is: bool, piece: Batch, share: float) -> float:
+def _whole(model: keras.Model, as_is: bool, moved: bool, piece: Batch, share: float) -> float:
     x, y = keras.utils.unpack_x_y_sample_weight(piece)[:2]
     part = tf.constant(share)
-    with reduction.scope(model), contextlib.ExitStack() as stack:
+    with reduction.scope(model, moved), contextlib.ExitStack() as stack:
         y_pred = call(model, x, training=True)
         if not as_is:
             # The losses of all layers, as a step has them.
