@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypedDict
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMON = ("tracking=none", "measure.baseline=none", "measure.repeats=3", "hardware=2cpu")
+COMMON = ("tracking=none", "measure.baseline=none", "measure.repeats=9", "hardware=2cpu")
 CASES = {
     "cnn, mirrored": ("model=cnn", "strategy=mirrored", "workers=2"),
     "cnn, multi_worker": ("model=cnn", "strategy=multi_worker", "workers=2"),

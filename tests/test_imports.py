@@ -13,7 +13,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from importlib import import_module, metadata
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import keras
 import psutil
 import pytest
 import tensorflow as tf
-from conftest import QUICK, ROOT, Ran, environment, finish, left_behind, start, until
+from conftest import QUICK, ROOT, UnderWay, environment, finish, left_behind, start, until
 from keras.src import losses, metrics, optimizers
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
@@ -298,26 +297,10 @@ def test_what_would_is_found(source: str) -> None:
 TRAINED = "strategy=multi_worker workers=2 model=mlp data=digits train.steps=30 train.deterministic=true".split()
 
 
-def watched(folder: Path, cold: bool) -> tuple[Ran, set[int]]:
-    """How a command ended, and whose children its fork server was."""
-    folder.mkdir()
-    began, found = time.monotonic(), set[int]()
-    process = start(folder, *QUICK, *TRAINED, cold=cold)
-    while process.poll() is None and not found:
-        for log in folder.glob("outputs/runs/*/events.jsonl"):
-            events = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
-            pids = [event["pid"] for event in events if event["event"] == "started"]
-            with suppress(psutil.NoSuchProcess):
-                found |= {psutil.Process(pid).parent().ppid() for pid in pids}
-        time.sleep(0.05)
-    return finish(process, folder, began, 120), found - {process.pid}
-
-
 @pytest.mark.slow
 def test_processes_of_a_fork_server_that_was_warm_train_what_those_of_a_cold_one_do_to_the_last_bit(tmp_path):
-    (cold, others), (warm, more) = (watched(tmp_path / str(cold), cold) for cold in (True, False))
-    assert (cold.code, warm.code) == (0, 0), cold.err + warm.err
-    assert others | more == set()
+    each = [UnderWay(tmp_path / str(cold), *QUICK, *TRAINED, cold=cold) for cold in (True, False)]
+    cold, warm = (one.ended(120).ok() for one in each)
     for kind, field in (("steps", "losses"), ("finished", "weights"), ("epoch", "val_loss")):
         ours, theirs = (sorted((event["rank"], event[field]) for event in ran.events(kind)) for ran in (cold, warm))
         assert ours == theirs != []

@@ -157,8 +157,8 @@ def test_nested_functions_are_called_before_those_that_take_them_and_other_value
 
 def test_what_only_the_call_can_tell_is_told_in_words(tmp_path, monkeypatch):
     for target, words in (
-        ("faulty.WIDTH", "received faulty.WIDTH, which cannot be called."),
-        ("faulty.nothing", "received faulty.nothing: no nothing there."),
+        ("string.digits", "received string.digits, which cannot be called."),
+        ("string.nothing", "received string.nothing: no nothing there."),
         ("nothing.there", "Expected x._target_ to name a function, received nothing.there:"),
     ):
         with pytest.raises(UserError, match=words):

@@ -37,11 +37,8 @@ def rows(*parts: tuple[Array, Array]) -> Array:
 @pytest.mark.parametrize(("build", "side", "white"), [(digits, 8, 16), (mnist5k, 28, 255)])
 def test_packaged_images_are_each_once_those_of_their_packages_and_each_class_is_held_out_in_part(build, side, white):
     images, labels = load_digits(return_X_y=True) if build is digits else mnist_data()
-    seconds = []
     for fraction in (0.1, 0.2, 0.5):
-        began = time.process_time()
         parts = build(validation_fraction=fraction)
-        seconds.append(time.process_time() - began)
         np.testing.assert_array_equal(rows(*parts), rows(((images / white).astype(np.float32), labels)))
         for x, y in parts:
             assert (x.shape[1:], x.dtype.name, x.min(), x.max()) == ((side, side, 1), "float32", 0, 1)
@@ -50,7 +47,6 @@ def test_packaged_images_are_each_once_those_of_their_packages_and_each_class_is
         assert np.abs(held - fraction * (held + kept)).max() <= 0.5
         # They are mixed, although the table of mnist5k is sorted.
         assert set(parts[0][1][:100].tolist()) == set(range(10))
-    assert min(seconds) < 0.5
     first, again, other = (build(split_seed=seed) for seed in (3, 3, 4))
     np.testing.assert_array_equal(first[0][0], again[0][0])
     np.testing.assert_array_equal(first[1][1], again[1][1])

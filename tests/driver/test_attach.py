@@ -25,6 +25,7 @@ from pipeline.driver import RunResult, resume, run_folders
 from pipeline.driver.group import Group, Replay
 from pipeline.driver.session import Preemption, Session
 from pipeline.driver.timing import Measurements
+from pipeline.driver.watch import RunFailed
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError, cluster_of, hosts, local, outlives
 from pipeline.launch.agents import channel, dialling, messages, remote
@@ -92,6 +93,12 @@ def groups(replay, *events):
     cluster = SimpleNamespace(start=lambda *_: job)
     both = {name: Group(cluster, PLAN, name, *common) for name in ("point", "baseline")}
     return lambda name: both[name]._events()
+
+
+def test_processes_are_not_started_in_a_folder_that_was_removed(tmp_path):
+    with pytest.raises(RunFailed, match="the run's folder") as failed:
+        Group(local.LocalCluster(CONFIG.cluster, {}), PLAN, "point", tmp_path / "gone", [].append, Preemption())
+    assert not failed.value.lost
 
 
 def test_what_is_in_the_log_is_told_again_in_its_order_and_never_written_twice():

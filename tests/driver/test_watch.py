@@ -11,11 +11,7 @@ import pytest
 from conftest import with_
 from plans import config, machine
 
-from pipeline.config.schema import ClusterConfig
-from pipeline.driver.group import Group
-from pipeline.driver.session import Preemption
 from pipeline.driver.watch import BLAME_SECONDS, BUSY_PATIENCE, SILENT_SECONDS, TRACING_PATIENCE, RunFailed, Watch
-from pipeline.launch.local import LocalCluster
 from pipeline.plan.planning import make
 from pipeline.record.events import Beat, Event, Exited, Failed, Finished, Joined, Started, Steps, Stopped, System
 from pipeline.record.log import stamped
@@ -305,10 +301,3 @@ def test_who_is_to_blame(told):
         assert re.match(words, failure.error), failure.error
         # Who may still write where it stands.
         assert failure.stuck is any(how in failure.error for how in ("did not join", "no progress", "without a step"))
-
-
-def test_processes_are_not_started_in_a_folder_that_was_removed(tmp_path):
-    plan = make(config("mirrored", "2cpu", 2), machine(2))
-    with pytest.raises(RunFailed, match="the run's folder") as failed:
-        Group(LocalCluster(ClusterConfig(), {}), plan, "point", tmp_path / "gone", [].append, Preemption())
-    assert not failed.value.lost

@@ -385,10 +385,10 @@ def test_a_broken_image_is_named_and_can_be_left_out_and_a_class_without_images_
 
 
 def test_an_error_in_a_function_is_one_message_that_names_it(pipeline, tmp_path):
-    err = pipeline("prepare", "data.build._target_=faulty.raising_data", "out=d", "processes=1").failed().err
-    assert "Expected faulty.raising_data to make data, received FileNotFoundError: no shelf 7 in the archive." in err
+    err = pipeline("prepare", "data.build._target_=sources.raising", "out=d", "processes=1").failed().err
+    assert "Expected sources.raising to make data, received FileNotFoundError: no shelf 7 in the archive." in err
     assert err.count("\n") == 1
-    assert "in raising_data" in (tmp_path / "d/.prepare/workers.log").read_text()
+    assert "in raising" in (tmp_path / "d/.prepare/workers.log").read_text()
 
 
 def test_a_scheduler_that_is_not_there_is_told(tmp_path, monkeypatch):

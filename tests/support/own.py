@@ -165,12 +165,9 @@ class Failing(keras.callbacks.Callback):
             raise RuntimeError("six are enough")
 
 
-def halving():
-    def change(batch, logs):
-        callback.model.set_weights([weight * 0.5 for weight in callback.model.get_weights()])
-
-    callback = keras.callbacks.LambdaCallback(on_train_batch_end=change)
-    return callback
+class Halving(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.set_weights([weight * 0.5 for weight in self.model.get_weights()])
 
 
 @keras.saving.register_keras_serializable("tests")

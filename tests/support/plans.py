@@ -20,19 +20,11 @@ STRATEGIES = {each.name: each for each in (
     _strategy("one_device"), _strategy("mirrored", True), _strategy("multi_worker", True, True),
     _strategy("parameter_server", False, True, True), _strategy("tpu", True, on_tpu=True, address=None),
 )}  # fmt: skip
-HARDWARE = {
-    "auto": (1, None, Kind.auto),
-    "1cpu": (1, 1, Kind.cpu),
-    "2cpu": (1, 2, Kind.cpu),
-    "4cpu": (1, 4, Kind.cpu),
-    "8cpu": (1, 8, Kind.cpu),
-    "1gpu": (1, 1, Kind.gpu),
-    "4gpu": (1, 4, Kind.gpu),
-    "8gpu": (1, 8, Kind.gpu),
-    "2x1cpu": (2, 1, Kind.cpu),
-    "2x4gpu": (2, 4, Kind.gpu),
-    "tpu_v5e_8": (1, 8, Kind.tpu),
-}
+# By name: hosts, devices of each, their kind.
+HARDWARE = {"auto": (1, None, Kind.auto), "tpu_v5e_8": (1, 8, Kind.tpu)} | {
+    name: (hosts, int(name[-4]), Kind(name[-3:]))
+    for hosts, names in ((1, "1cpu 2cpu 4cpu 8cpu 1gpu 4gpu 8gpu"), (2, "2x1cpu 2x4gpu")) for name in names.split()
+}  # fmt: skip
 PORTS = tuple(range(20_000, 21_000))
 
 

@@ -105,6 +105,10 @@ def unusable(because):
     return (x.get(because, np.zeros((0, 2))), np.zeros(2 if because in x else 0)), None
 
 
+def raising():
+    raise FileNotFoundError("no shelf 7 in the archive")
+
+
 def deadly():
     os.kill(os.getpid(), 9)
 

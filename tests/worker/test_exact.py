@@ -269,7 +269,7 @@ def test_keras_own_callbacks_work_on_several_processes(pipeline, tmp_path):
         f"{{_target_: keras.callbacks.ModelCheckpoint, filepath: {tmp_path / 'best.keras'}, save_best_only: true}}",
         f"{{_target_: keras.callbacks.ModelCheckpoint, filepath: {tmp_path / 'step.weights.h5'}, "
         "save_weights_only: true, save_freq: 2}",
-        "{_target_: own.halving}",
+        "{_target_: own.Halving}",
     ]
     ran = pipeline(*QUICK, *TWO, *OWN, "train.epochs=5", f"train.callbacks=[{', '.join(callbacks)}]", timeout=300).ok()
     assert ran.result["epochs"] == 2
