@@ -50,11 +50,6 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """Shows the seed."""
-    return f"TEST_SEED={os.environ['TEST_SEED']}"
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Has those that wait begun first, all by one process: the others' tests, which compute, run beside them."""
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)

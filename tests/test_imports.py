@@ -163,6 +163,15 @@ def test_every_package_that_is_imported_is_declared():
     assert {name: str(found[name]) for name in theirs if not given[name] & declared} == {}
 
 
+def test_threads_that_are_the_first_to_use_a_type_end_no_process(tmp_path):
+    code = (
+        "import sys, threading\nfrom pipeline.record import from_plain\nfrom pipeline.record.results import Result\n"
+        "sys.setswitchinterval(1e-6)\nnow = threading.Barrier(8)\nuse = lambda: (now.wait(), from_plain(Result, {}))\n"
+        "threads = [threading.Thread(target=use) for _ in range(8)]\n[thread.start() for thread in threads]"
+    )
+    imported_by(tmp_path, code)
+
+
 def test_a_command_looks_for_no_garbage_among_what_it_has_imported():
     code = (
         "import atexit, gc, runpy, sys\nlooks = []\ngc.callbacks.append(lambda phase, info: looks.append(phase))\n"

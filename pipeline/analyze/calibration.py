@@ -111,8 +111,7 @@ def calibrated(prediction: Prediction, calibration: Calibration) -> Prediction:
     ('What runs of earlier predictions were slower than the fit, 10%, is taken off.',)
     """
     factor = math.exp(calibration.shift)
-    middle = prediction.examples_per_second * factor
-    one = normal(prediction.confidence)
+    middle, one = prediction.examples_per_second * factor, normal(prediction.confidence)
     below = math.log(prediction.examples_per_second / prediction.low) / one
     above = math.log(prediction.high / prediction.examples_per_second) / one
     off = f"{abs(factor - 1):.0%}, is {'put on' if factor > 1 else 'taken off'}"

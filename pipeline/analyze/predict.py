@@ -254,8 +254,7 @@ def of_plan(
 
     Equal runs lie `luck` apart, as a standard deviation; None: as their repeats let expect. Raises `UserError`.
     """
-    case = case_of(planned, parameters)
-    runs = observed(basis.runs)
+    case, runs = case_of(planned, parameters), observed(basis.runs)
     if luck is not None:
         runs = [dataclasses.replace(run, spread=luck) for run in runs]
         timed = timed and dataclasses.replace(timed, spread=max(luck, timed.spread))

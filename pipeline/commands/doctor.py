@@ -23,6 +23,7 @@ import msgspec
 from packaging.requirements import Requirement
 
 from pipeline.config.composing import config_of
+from pipeline.config.parts import typed
 from pipeline.config.schema import Config, Kind
 from pipeline.doctor.judge import BACKENDS, CHECKS, Expected, Finding, LinkFacts, Severity, judge_clock, judge_link
 from pipeline.doctor.look import installed
@@ -277,7 +278,7 @@ def examine(
         reports = {name: threads.submit(line.ask, requests[name], LOOK_SECONDS) for name, line in hosts.lines.items()}
     for name, report in reports.items():
         try:
-            findings += msgspec.convert(report.result(), list[Finding])
+            findings += typed(report.result(), list[Finding])
             lines |= {name: hosts.lines[name]} if name in hosts.addresses else {}
         except msgspec.ValidationError as error:
             findings.append(_silent("python", name, f"an answer of another version of the pipeline: {error}"))
@@ -343,6 +344,6 @@ def _measure(one: Line, other: Line, address: str) -> LinkFacts:
         own = address if _is_address(address) else ""
         port = other.ask({"do": "answer", "host": own, "token": token})
         report = one.ask({"do": "measure", "host": address, "port": port, "token": token}, MEASURE_SECONDS)
-        return msgspec.convert(report, LinkFacts)
+        return typed(report, LinkFacts)
     except LaunchError as error:
         return LinkFacts(error=str(error))

@@ -304,9 +304,8 @@ def _is_ours(folder: Path, *names: str) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    try:
+    with suppress(OSError):
         if path.exists():
             Lock(path.parent, path.name).release()
-    except OSError:
-        return True
-    return False
+        return False
+    return True

@@ -51,8 +51,7 @@ def split(groups: np.ndarray, validation_fraction: float, split_seed: int) -> tu
     [36, 1, 177]
     """
     check_split(validation_fraction, split_seed)
-    rng = np.random.default_rng(split_seed)
-    held = np.zeros(len(groups), dtype=bool)
+    rng, held = np.random.default_rng(split_seed), np.zeros(len(groups), dtype=bool)
     # Sorted once: a search through all rows for each of many groups would take minutes.
     order = np.argsort(groups, kind="stable")
     for members in np.split(order, np.flatnonzero(groups[order][1:] != groups[order][:-1]) + 1):

@@ -11,7 +11,7 @@ import math
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from glob import glob
 from pathlib import Path
@@ -149,13 +149,11 @@ def _explain(name: str, folder: Path, sources: dict[str, str], absent: list[str]
 
 
 def _is_gzip(path: Path) -> bool:
-    try:
-        with gzip.open(path) as stream:
-            while stream.read(1 << 20):
-                pass
-    except (OSError, EOFError, zlib.error):
-        return False
-    return True
+    with suppress(OSError, EOFError, zlib.error), gzip.open(path) as stream:
+        while stream.read(1 << 20):
+            pass
+        return True
+    return False
 
 
 @contextmanager

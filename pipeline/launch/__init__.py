@@ -29,6 +29,7 @@ import msgspec
 from msgspec import Meta
 
 from pipeline.config.offered import load_offer
+from pipeline.config.parts import typed
 from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.errors import UserError, refuse
 from pipeline.plan.machine import Machine
@@ -313,13 +314,13 @@ def options_of(config: ClusterConfig, kind: type[Kind]) -> Kind:
             instead = f"cluster.options.{near[0]}, as in conf/cluster/{config.name}.yaml"
             raise LaunchError(f"an option of cluster={config.name} ({', '.join(names)})", key, instead)
         try:
-            msgspec.convert({key: value}, kind)
+            typed({key: value}, kind)
         except msgspec.ValidationError:
             words, example = _words(get_type_hints(kind, include_extras=True)[key])
             instead = f"cluster.options.{key}={example or json.dumps(getattr(defaults, key)).replace(chr(34), '')}"
             received = "nothing" if value in ("", None) else value if str(value).isprintable() else repr(value)
             raise LaunchError(f"cluster.options.{key} to be {words}", received, instead) from None
-    return msgspec.convert(config.options, kind)
+    return typed(config.options, kind)
 
 
 def _words(hint: Any) -> tuple[str, str]:

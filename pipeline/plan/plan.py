@@ -7,9 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
-import msgspec
-
-from pipeline.config.parts import KEY, Part, flat, leaves, part_of, unflat
+from pipeline.config.parts import KEY, Part, flat, leaves, part_of, typed, unflat
 from pipeline.config.schema import Json, Object
 
 # One timed repeat is made to last about this long where its steps are not given.
@@ -291,7 +289,7 @@ def from_json(text: str) -> Plan:
 def from_values(values: Mapping[str, Any]) -> Plan:
     """The plan of plan.json's values. Raises `ValueError` for odd ones, `TypeError` where some are missing."""
     types = {name: field.type for name, field in leaves(Plan).items() if name in values}
-    return unflat(Plan, {name: msgspec.convert(values[name], kind) for name, kind in types.items()})
+    return unflat(Plan, {name: typed(values[name], kind) for name, kind in types.items()})  # type: ignore[arg-type]
 
 
 def as_long_as(plan: Plan, then: Mapping[str, Any]) -> Plan:

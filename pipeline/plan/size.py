@@ -13,10 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import msgspec
 from msgspec import Struct
 
-from pipeline.config.parts import Part, flat
+from pipeline.config.parts import Part, flat, typed
 from pipeline.config.schema import Object
 from pipeline.plan.plan import Plan
 
@@ -120,7 +119,7 @@ def facts(plan: Plan) -> dict[str, object]:
 def shipped(plan: Plan) -> Size | None:
     """The size that the package has of the plan's model, one of its own on data of its own, but none of layers."""
     shipped = () if places_layers(plan) else _shipped()
-    return next((msgspec.convert(known["size"], Size) for known in shipped if facts(plan) in known["of"]), None)
+    return next((typed(known["size"], Size) for known in shipped if facts(plan) in known["of"]), None)
 
 
 def fingerprint(plan: Plan, sources: str, versions: dict[str, str]) -> str:

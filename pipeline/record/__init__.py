@@ -12,6 +12,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from pipeline.config.parts import typed
+
 T = TypeVar("T")
 # JSON that is not of the type that is expected.
 MismatchError = msgspec.ValidationError
@@ -42,9 +44,9 @@ def from_plain(kind: type[T], values: object) -> T:
     {'seconds': [1.0, nan]}
     """
     try:
-        return msgspec.convert(values, kind)
+        return typed(values, kind)
     except MismatchError:
-        return msgspec.convert(_with_nan(kind, values), kind)
+        return typed(_with_nan(kind, values), kind)
 
 
 def _with_nan(kind: Any, value: Any) -> Any:

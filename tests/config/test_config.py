@@ -219,7 +219,6 @@ LATER = [*(case for case in EACH if case not in QUARTER), *sampled(OTHERS, len(O
 @pytest.mark.parametrize("tried", [QUARTER, pytest.param(LATER, marks=pytest.mark.slow)], ids=("quarter", "others"))
 def test_something_wrong_for_every_key_and_an_eighth_of_all_else_are_refused_in_one_message(asked, tried):
     assert {name for name, _ in keys()} <= {case[0].lstrip("+~").partition("=")[0] for case in cases()}
-    assert len(OTHERS) >= 200
     ended = [(case, asked(*case, module="bad_input")) for case in tried]
     assert [f"{' '.join(case)}: {fault(ran)}: {ran.err}" for case, ran in ended if fault(ran)] == []
 

@@ -20,8 +20,6 @@ OFFERS = {
     "engines": "mean=theirs:Mean fails=theirs:Fails",
     "views": "lines=theirs:Lines falls=theirs:Falls",
 }
-
-
 # What a package has its configs found by: Hydra's own seam.
 SEARCHED = """
 from hydra.plugins.search_path_plugin import SearchPathPlugin

@@ -257,7 +257,7 @@ def test_what_a_later_command_makes_again_is_sent_once_the_run_goes_on_and_that_
 
 SHORT = (
     "model=mlp", "data=digits", "workers=1", "train.steps=40", "train.steps_per_call=4", "measure.steps=0",
-    "measure.baseline=none", "train.save=false", "tracking.system_metrics_seconds=1", "tracking.drain_timeout=60",
+    "measure.baseline=none", "train.save=false", "tracking.system_metrics_seconds=1", "tracking.drain_timeout=200",
 )  # fmt: skip
 
 
@@ -293,7 +293,7 @@ def test_a_new_store_is_made_without_a_wait_for_the_disk_at_each_change_and_used
 @pytest.mark.slow
 def test_four_runs_that_make_the_store_at_once_have_every_point_of_their_logs_in_it_once(tmp_path: Path) -> None:
     for process in [start(tmp_path, *SHORT, f"train.seed={seed}") for seed in range(4)]:
-        finish(process, tmp_path, time.monotonic(), 200).ok()
+        finish(process, tmp_path, time.monotonic(), 400).ok()
     logs, uri = sorted(tmp_path.glob("outputs/runs/*/events.jsonl")), f"sqlite:///{tmp_path}/outputs/mlflow.db"
     assert len(logs) == 4
     for log in logs:

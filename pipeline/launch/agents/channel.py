@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pipeline.config.parts import typed
+
 if TYPE_CHECKING:
     from pipeline.launch.agents.endpoint import Endpoint
 
@@ -242,7 +244,7 @@ class Connection(asyncio.Protocol):
 
     def _meet(self, data: bytes) -> None:
         try:
-            theirs = msgspec.json.decode(data, type=Greeting)
+            theirs = typed(msgspec.json.decode(data), Greeting)
         except msgspec.MsgspecError as error:
             self.lost(f"it has another version: {error}")
             return

@@ -264,10 +264,9 @@ class Copy:
 
 def _linked(path: Path, other: Path) -> bool:
     """Makes `other` a second name of a file; False where that cannot be, as on another disk."""
-    try:
+    with contextlib.suppress(OSError):
         other.parent.mkdir(parents=True, exist_ok=True)
         other.unlink(missing_ok=True)
         os.link(path, other)
-    except OSError:
-        return False
-    return True
+        return True
+    return False

@@ -163,8 +163,7 @@ def _throughput(sweep: ReportedSweep) -> Drawn | MissingFigure:
     title = "Throughput by strategy"
     if not sweep.measured:
         return MissingFigure(title, "no point was measured")
-    points = _first(sweep.measured)
-    texts = []
+    points, texts = _first(sweep.measured), []
     for point in points:
         middle, low, high = _speed(point)
         texts.append(f"{_series(point, sweep, point.name)}: {rate(middle)}{brackets(span(low, high, rate, ' to '))}")

@@ -110,9 +110,7 @@ def raw(part: Part, shuffle: bool, seed: int, reading: Reading) -> Raw:
         return part
     if part.in_files:
         return lambda number: _records(part, number, shuffle, seed, reading)
-    if part.augment is None:
-        return part.raw
-    return {"key": tf.range(part.count, dtype=tf.int64), "raw": part.raw}
+    return part.raw if part.augment is None else {"key": tf.range(part.count, dtype=tf.int64), "raw": part.raw}
 
 
 def is_ready(part: Part) -> bool:

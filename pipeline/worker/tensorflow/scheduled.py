@@ -184,8 +184,7 @@ class AsyncLoop(Loop):
         """
         model, strategy, counted, fresh = self.model, self.strategy, self._counted, self._fresh
         all_reduce_once(model.optimizer)
-        call = caller(model)
-        updates = model.optimizer.iterations.value
+        call, updates = caller(model), model.optimizer.iterations.value
 
         def replica_step(batch: Batch, state: Sequence[tf.Tensor], before: tf.Tensor) -> tuple[Any, ...]:
             x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)

@@ -107,9 +107,7 @@ def shards(model: keras.Model) -> list[keras.Variable]:
 
 def _looked_up(layer: keras.layers.Embedding, usual: Callable[[tf.Tensor], tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
     # Where rows of a whole table are held, so that only they travel.
-    if layer.lora_enabled or layer.quantization_mode:
-        return usual(inputs)
-    return _rows(layer, [layer._embeddings], inputs)
+    return usual(inputs) if layer.lora_enabled or layer.quantization_mode else _rows(layer, [layer._embeddings], inputs)
 
 
 class _ShardedTable(keras.layers.Embedding):  # type: ignore[misc]
