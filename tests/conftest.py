@@ -44,6 +44,8 @@ LONG = ("train.epochs=500", f"--config-dir={CONF}", "model=tiny", "data=digits",
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draws the cases of a commit alike in all processes that run tests; TEST_SEED draws others, "all" all of them."""
+    # Trio's, which nobody here uses, asks who refers to what is frozen below, and takes a second.
+    os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     os.environ.setdefault("TEST_SEED", commit.stdout.strip() or "0")
     # Nothing that tests import is garbage: to look for some takes a sixth of the time.
@@ -61,20 +63,18 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_sessionfinish() -> None:
-    """Puts it back: what is imported after the tests may ask who refers to it."""
-    gc.unfreeze()
-
-
 def sampled(cases: Sequence[T], count: int) -> list[T]:
-    """Returns so many of the cases, in their order, drawn by TEST_SEED; all where that is "all" and several are asked
-    for.
-    """
-    if os.environ["TEST_SEED"] == "all" and count > 1:
+    """Returns so many of the cases, in their order, drawn by TEST_SEED; all where that is "all"."""
+    if os.environ["TEST_SEED"] == "all":
         return list(cases)
     # Another choice for other cases, so that not all first ones come together.
     chosen = random.Random(f"{os.environ['TEST_SEED']} {cases}").sample(range(len(cases)), count)
     return [cases[place] for place in sorted(chosen)]
+
+
+def one_of(cases: Sequence[T]) -> T:
+    """Returns one of the cases, drawn by TEST_SEED; the first where that is "all"."""
+    return sampled(cases, 1)[0]
 
 
 def efficiency_of(result: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from bad_input import untypeable
-from conftest import environment
+from conftest import environment, sampled
 
 from pipeline.commands import results, train, verbs
 from pipeline.commands.results import clean as main
@@ -56,7 +56,7 @@ STREAMS = [
     ("COLUMNS=1 PIPELINE --help", (0,), None),
     # A full disk, and a folder that is gone.
     *((f"PYTHONUNBUFFERED={unbuffered} PIPELINE {asks} > /dev/full", (0, 2), "to be able to write all output")
-      for asks in ("--help", "clean", "mode=plan", "--cfg job") for unbuffered in ("", "1")),
+      for asks in sampled(("--help", "clean", "mode=plan", "--cfg job"), 2) for unbuffered in ("", "1")),
     ("mkdir gone; cd gone; rmdir ../gone; PIPELINE", (2,), "Expected a working folder"),
 ]  # fmt: skip
 

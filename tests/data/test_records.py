@@ -17,7 +17,7 @@ import pytest
 import shards
 import tensorflow as tf
 from batch_layouts import stream
-from conftest import QUICK, Ran, UnderWay, left_behind, logged, sampled
+from conftest import QUICK, Ran, UnderWay, left_behind, logged, one_of, sampled
 from own_files import Array, broken, encoded, flipped, write
 
 from pipeline import data as sources
@@ -262,7 +262,7 @@ def test_two_processes_read_each_record_once_an_epoch_of_files_of_their_own_if_e
     ("data.cache=memory,file", sampled(("mirrored", "multi_worker"), 1)),
 ])  # fmt: skip
 def test_every_record_is_read_once_an_epoch_under_every_strategy(pipeline, tmp_path, how, strategies):
-    ((files, workers),) = sampled(LAYOUTS, 1) if len(strategies) > 1 else [((10, 40, 20, 13), 3)]
+    files, workers = one_of(LAYOUTS) if len(strategies) > 1 else ((10, 40, 20, 13), 3)
     shards.write(tmp_path / "data", files, [13])
     several = ("-m", f"strategy={','.join(strategies)}", f"workers={workers}", how)
     ran = pipeline(*prepared(tmp_path, "train.replica_batch=4", "launch.max_restarts=0", *several), timeout=600)

@@ -19,7 +19,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from conftest import OLD, ROOT, sampled
+from conftest import OLD, ROOT, one_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import config, machine
@@ -199,7 +199,7 @@ TYPED = (
 
 @pytest.mark.slow
 def test_a_run_that_0_1_0_left_in_mid_epoch_is_finished(pipeline, tmp_path):
-    (strategy,) = sampled(("mirrored", "multi_worker"), 1)
+    strategy = one_of(("mirrored", "multi_worker"))
     shutil.copytree(OLD / "runs" / strategy, tmp_path / "outputs" / "runs" / strategy)
     ran = pipeline(f"strategy={strategy}", *TYPED).ok()
     assert (ran.result["status"], ran.result["resumed"]) == ("FINISHED", 1)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import Ran, UnderWay, logged, losses, sampled, weights
+from conftest import Ran, UnderWay, logged, losses, one_of, sampled, weights
 from plans import cluster, config, machine
 
 from pipeline import record
@@ -242,7 +242,7 @@ def test_a_worker_that_dies_while_loss_is_explained_fails_no_run(tmp_path):
 
 @pytest.mark.slow
 def test_nothing_that_is_trained_changes_where_loss_is_explained_and_the_input_is_profiled(pipeline):
-    (strategy,) = sampled(("mirrored", "multi_worker"), 1)
+    strategy = one_of(("mirrored", "multi_worker"))
     length = ("train.deterministic=true", "train.steps=20", "resume=never")
     common = (f"strategy={strategy}", "model=mlp", *EXPLAINED, *length)
     pipeline(*common, "measure.explain=false").ok()
@@ -281,7 +281,7 @@ def test_a_slow_input_is_found_under_every_kind_of_strategy(pipeline):
 def test_a_slow_map_that_sleeps_or_computes_is_found_and_what_there_is_to_gain_is_nearly_gained(pipeline):
     fast = (*TIMED, *UNHURRIED, "strategy=one_device", "train.steps=24", "resume=never")
     assert pipeline(*fast).code == 0
-    (function,) = sampled(("asleep", "busy"), 1)
+    function = one_of(("asleep", "busy"))
     slow: Ran = pipeline(*fast, f"+data.build.function={function}", "data.profile=true").ok()
     result = slow.results[-1]
     found = result["profile"]

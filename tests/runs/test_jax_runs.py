@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import keras
 import numpy as np
 import pytest
-from conftest import efficiency_of, losses
+from conftest import efficiency_of, losses, sampled
 from on_jax import QUICK
 
 from pipeline.data import digits
@@ -78,7 +78,7 @@ def test_prepared_files_train_as_the_arrays_that_they_were_made_of(jax):
     np.testing.assert_allclose(read, one, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("model", ["normalized", "transformer"])
+@pytest.mark.parametrize("model", sampled(["normalized", "transformer"], 1))
 def test_two_processes_train_other_models_as_one_device_does(jax, model):
     given = {
         "normalized": ("model=mlp", "model.build={_target_: on_jax.convolutional}", "data=digits"),

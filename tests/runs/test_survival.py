@@ -29,7 +29,7 @@ from conftest import (
     logged,
     losses,
     once_in_mlflow,
-    sampled,
+    one_of,
     start,
     weights,
     working_in,
@@ -51,7 +51,7 @@ ONE, MIRRORED, TWO = (
     ("strategy=multi_worker", "workers=2"),
 )
 # Of which an unharmed run is made for several tests.
-(LAYOUT,) = sampled((ONE, MIRRORED, TWO), 1)
+LAYOUT = one_of((ONE, MIRRORED, TWO))
 
 
 def preempting(*after: int, number: str = "SIGTERM") -> str:
@@ -211,8 +211,9 @@ def test_of_three_workers_one_never_comes_back_and_two_go_on(pipeline):
     assert "worker 2 was killed by SIGKILL" in few.err
 
 
-@pytest.mark.parametrize(("layout", "restarts"), [(ONE, 2), pytest.param(TWO, 1, marks=pytest.mark.slow)])
-def test_a_training_that_diverges_stops_or_goes_back_with_half_the_rate(pipeline, layout, restarts):
+@pytest.mark.slow
+def test_a_training_that_diverges_stops_or_goes_back_with_half_the_rate(pipeline):
+    layout, restarts = one_of(((ONE, 2), (TWO, 1)))
     command = (
         *QUICK, *layout, "model.build._target_=own.ballast", "data.build._target_=own.nan_data",
         "+data.build.value=1e18", "+data.build.place=20", "data.shuffle=false", "train.global_batch=8",

@@ -13,7 +13,7 @@ import steps
 import tensorflow as tf
 import two_devices  # noqa: F401 # which are this process's
 import whole
-from conftest import QUICK, sampled
+from conftest import QUICK, one_of, sampled
 from keras import layers, ops
 from loops import checked, loop_over
 from tensorflow.python.distribute import mirrored_run
@@ -160,10 +160,9 @@ DIFFERENT: dict[str, tuple[Callable[[], keras.Model], Any, str, str, str]] = {
     "own minibatch": (lambda: steps.gan(looking.Looking("minibatch", name="looking")), UNLABELLED, "output",
                       "looking", "It begins in layer looking, which does not treat each example by itself"),
 }  # fmt: skip
-SLOW = ("own running mean", "own minibatch")
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in DIFFERENT])
+@pytest.mark.parametrize("name", sampled(list(DIFFERENT), 6))
 def test_a_model_that_looks_at_its_batch_is_found_and_what_does_is_named(name: str, mirrored):
     make, part, what, named, words = DIFFERENT[name]
     found = found_of(mirrored, make, part)
@@ -226,7 +225,7 @@ def test_a_step_that_forgets_an_exchange_is_found_by_its_gradients_loss_and_metr
 
 @pytest.mark.slow
 def test_mixed_precision_is_no_difference_and_hides_none(mirrored):
-    (policy,) = sampled(("mixed_bfloat16", "mixed_float16"), 1)
+    policy = one_of(("mixed_bfloat16", "mixed_float16"))
     keras.config.set_dtype_policy(policy)
     try:
         for name in ("dropouts", "pictures", "words"):
@@ -300,7 +299,7 @@ def test_what_a_compile_of_its_own_was_given_is_kept_and_nothing_else_is_taken(m
         build.model(lambda: Student([keras.layers.Dense(3)]), mirrored, spec)
 
 
-@pytest.mark.parametrize("kind", [*sampled([kind for kind in SEPARABLE if kind != "several_times"], 3),
+@pytest.mark.parametrize("kind", [*sampled([kind for kind in SEPARABLE if kind != "several_times"], 2),
                                   pytest.param("several_times", marks=pytest.mark.slow)])  # fmt: skip
 def test_two_replicas_train_what_one_device_trains_and_the_check_before_tells_and_changes_nothing(kind, mirrored):
     make, labelled = SEPARABLE[kind]

@@ -164,7 +164,7 @@ CASES = {
         *((*case, 0) for case in sampled((
             ("a data set", 7), ("steps, not epochs", 12), ("a loss scale", 8), ("averaged weights", 6),
             ("a schedule and momentum", 8),
-        ), 3)),
+        ), 2)),
         # In the validation of an epoch, which goes on as if it had not begun.
         ("adam", 5, 2),
     ],

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-from conftest import QUICK, ROOT, SUPPORT, came, left_behind, sampled, start
+from conftest import QUICK, ROOT, SUPPORT, came, left_behind, one_of, sampled, start
 from ports import reserved_ports
 
 from pipeline.errors import UserError
@@ -122,7 +122,7 @@ def test_processes_that_are_fed_ahead_train_to_the_same(pipeline):
     ran = pipeline(
         "-m", "strategy=multi_worker", "workers=2", "data=digits", "train.replica_batch=50", "train.epochs=2", *QUICK,
         "strategy.build._target_=pipeline.strategies.multi_worker,fed.multi_worker",
-        "data.service={}".format(*sampled(("null", "1"), 1)),
+        "data.service={}".format(one_of(("null", "1"))),
     ).ok()  # fmt: skip
     plain, ahead = ran.results
     for name in ("loss", "metrics", "val_loss", "val_metrics"):
@@ -269,7 +269,7 @@ def expect_planned(found, one, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(tuple(ALL), 2))
+@pytest.mark.parametrize("name", sampled(tuple(ALL), 1))
 def test_every_model_learns_on_every_mesh_what_one_device_learns(tmp_path, name):
     found = came("placed", tmp_path, f"{name},1,1", *(f"{name},{mesh}" for mesh in ALL[name]))
     for mesh in ALL[name]:
@@ -283,16 +283,14 @@ def test_every_model_learns_on_every_mesh_what_one_device_learns(tmp_path, name)
 @pytest.mark.slow
 def test_all_is_on_the_planned_devices_and_micro_batches_learn_what_whole_ones_learn_or_are_refused(tmp_path):
     # With dropout what they draw would be other masks.
-    cases = [f"{name},{mesh},{count}" for name, mesh, count in (
-        ("cnn", "1,2", 4), ("transformer", "1,2", 3), ("masked", "1,2", 4), ("masked", "2,2", 2),
-    )]  # fmt: skip
+    cases = sampled(("cnn,1,2,4", "transformer,1,2,3", "masked,1,2,4", "masked,2,2,2"), 2)
     refused = {
         "normalized": "received one that keeps batch_normalization",
         "own": "which calls itself on whole batches",
         "penalized": "received squared, whose loss is that of a whole batch. Try",
     }
     found = came(
-        "placed", tmp_path, *(f"{case.split(',')[0]},1,1,1" for case in cases[:3]), *cases,
+        "placed", tmp_path, *{f"{case.split(',')[0]},1,1,1": 0 for case in cases}, *cases,
         *(f"{name},1,2,2" for name in refused), "normalized,1,1", "normalized,1,2", "astray,1,2",
     )  # fmt: skip
     expect_planned(found["normalized,1,2"], found["normalized,1,1"], tmp_path / "normalized,1,2")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import whole
-from conftest import QUICK, Ran, logged, sampled
+from conftest import QUICK, Ran, logged, one_of, sampled
 from conftest import weights as digests
 from equality import assert_equal, last, sweep, weights
 
@@ -74,12 +74,12 @@ MODELS: dict[str, tuple[int, tuple[str | tuple[str, ...], ...]]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_every_strategy_trains_what_one_device_trains(pipeline, name):
     points, arguments = MODELS[name]
-    drawn = [one if isinstance(one, str) else sampled(one, 1)[0] for one in arguments]
+    drawn = [one if isinstance(one, str) else one_of(one) for one in arguments]
     (folders,) = sweep(pipeline, points, *drawn).values()
     assert_equal(folders)
 
 
-DRAWN = "strategy={}".format(*sampled(("mirrored", "central_storage", "multi_worker"), 1))
+DRAWN = "strategy={}".format(one_of(("mirrored", "central_storage", "multi_worker")))
 # What replicas learn from data that has a signal, by how little of it would do: half the width trains too.
 LEARNT: dict[str, tuple[str, float, tuple[str, ...]]] = {
     "clicks": ("auc", 0.78, (
@@ -91,7 +91,7 @@ LEARNT: dict[str, tuple[str, float, tuple[str, ...]]] = {
     )),
     # Convolutions of half width take a CPU long.
     "mixed precision": ("accuracy", 0.5, (
-        DRAWN, "train.precision={}".format(*sampled(("mixed_bfloat16", "mixed_float16"), 1)), "data=digits",
+        DRAWN, "train.precision={}".format(one_of(("mixed_bfloat16", "mixed_float16"))), "data=digits",
         "model.build.filters=[4,8]", "model.build.dense_units=32", "train.learning_rate=0.01", "train.epochs=5",
     )),
 }  # fmt: skip
@@ -128,7 +128,7 @@ def in_keras():
 
 @pytest.mark.parametrize("layout", [
     ("strategy=multi_worker", "workers=2"),
-    *(pytest.param(*sampled(layouts, 1), marks=pytest.mark.slow) for layouts in (
+    *(pytest.param(one_of(layouts), marks=pytest.mark.slow) for layouts in (
         [("strategy=mirrored", "workers=2"), ("strategy=parameter_server", "workers=1")],
         [("strategy=one_device", "backend=jax"), ("strategy=multi_worker", "workers=2", "backend=jax")],
     )),
@@ -161,7 +161,7 @@ KILLED = {
 # `test_checkpoint.py` resumes the first two to the last bit in one process: another one in each run of CI.
 @pytest.mark.parametrize("kind", [*sampled(["changed", "running"], 1), *list(KILLED)[2:]])
 def test_a_training_that_was_killed_goes_on_with_all_of_it(pipeline, tmp_path, kind):
-    (strategy,) = sampled(("mirrored", "multi_worker"), 1)
+    strategy = one_of(("mirrored", "multi_worker"))
     trained, callbacks = KILLED[kind]
     # It is killed once, and so the second time it is not.
     ran: Ran = pipeline(
@@ -182,7 +182,7 @@ TWO = ("strategy=multi_worker", "workers=2")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "kinds"), [
-    (("strategy={}".format(*sampled(("mirrored", "multi_worker"), 1)), "workers=3", "train.global_batch=12"),
+    (("strategy={}".format(one_of(("mirrored", "multi_worker"))), "workers=3", "train.global_batch=12"),
      sampled(("serial_arrays", "serial_set", "serial_shard", "serial_shard_set"), 2)),
     # Workers that race, and of which the coordinator reads what Python generates.
     (("strategy=parameter_server", "workers=2", "train.replica_batch=4"),
@@ -228,7 +228,7 @@ def test_callbacks_run_once_in_keras_order_and_every_worker_obeys(pipeline, tmp_
 
 @pytest.mark.slow
 def test_measuring_changes_nothing_that_training_learns(pipeline, tmp_path):
-    (layout,) = sampled((("strategy=mirrored", "workers=2"), TWO), 1)
+    layout = one_of((("strategy=mirrored", "workers=2"), TWO))
     notes = tmp_path / "notes.txt"
     # Nothing measured; measured in the first steps; measured for longer than training lasts.
     ran = pipeline(

@@ -124,7 +124,7 @@ ARRAYS = {"x": X, "y": Y, "batch_size": 16}
 OF_MANY = {"workers": 2, "max_queue_size": 2}
 # What is fitted, by how it is called; each is made anew for each call, of `make`, else of `classifier` or `regression`.
 # Of data that has an `ends`, which is before its steps, a warning says so.
-QUICK: dict[str, Callable[[], dict[str, Any]]] = {
+CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "class weights, validation split": lambda: {
         **ARRAYS, "batch_size": 7, "class_weight": {0: 2.0, 2: 0.5}, "validation_split": 0.3, "epochs": 2,
     },
@@ -155,8 +155,6 @@ QUICK: dict[str, Callable[[], dict[str, Any]]] = {
         "x": X, "y": np.eye(3)[Y], "epochs": 2, "validation_data": (X[:9], np.eye(3)[Y[:9]]),
         "make": lambda: classifier(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score()]),
     },
-}  # fmt: skip
-SLOW: dict[str, Callable[[], dict[str, Any]]] = {
     "float64 lists of arrays": lambda: {
         "x": X.astype("float64"), "y": Y[:, None], "sample_weight": WEIGHTS.astype("float64"), "epochs": 2,
     },
@@ -178,7 +176,6 @@ SLOW: dict[str, Callable[[], dict[str, Any]]] = {
     "PyDataset ended early": lambda: {"x": Told([5]), "epochs": 3, "callbacks": [Stopping("on_train_batch_end", at=1)]},
     "PyDataset validated in part": lambda: noted([3], [4], validation_steps=2),
 }  # fmt: skip
-CALLS = QUICK | SLOW
 
 
 def test_the_end_of_data_of_unknown_length_is_no_step(mirrored) -> None:
@@ -191,10 +188,7 @@ def test_the_end_of_data_of_unknown_length_is_no_step(mirrored) -> None:
 # Keras forks for processes.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 # Each takes seconds, and what goes wrong in one mostly does in others: other ones in each run of CI.
-@pytest.mark.parametrize(
-    "call",
-    sampled(list(QUICK), 6) + [pytest.param(call, marks=pytest.mark.slow) for call in sampled(sorted(SLOW), 3)],
-)
+@pytest.mark.parametrize("call", sampled(list(CALLS), 5))
 def test_history_and_hooks_of_data_are_those_of_keras_on_one_device(call: str, mirrored) -> None:
     make = CALLS[call]().get("make", regression if call.startswith("Py") else classifier)
     told = "Expected data for" if "ends" in CALLS[call]() else None

