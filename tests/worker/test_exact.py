@@ -71,7 +71,7 @@ MODELS: dict[str, tuple[int, tuple[str | tuple[str, ...], ...]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sampled(list(MODELS), 4))
 def test_every_strategy_trains_what_one_device_trains(pipeline, name):
     points, arguments = MODELS[name]
     drawn = [one if isinstance(one, str) else one_of(one) for one in arguments]
@@ -98,7 +98,7 @@ LEARNT: dict[str, tuple[str, float, tuple[str, ...]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LEARNT)
+@pytest.mark.parametrize("name", sampled(list(LEARNT), 2))
 def test_several_replicas_learn_and_have_nothing_to_note(pipeline, name):
     metric, least, arguments = LEARNT[name]
     result = pipeline(*QUICK, "workers=2", *arguments, "train.check=true").ok().result
