@@ -189,7 +189,7 @@ COSTLY = {
 
 @pytest.mark.slow
 @pytest.mark.timed
-@pytest.mark.parametrize("part", COSTLY)
+@pytest.mark.parametrize("part", sampled(list(COSTLY), 1))
 def test_what_costs_most_is_called_the_bound_or_costs_more_than_what_it_is_part_of(pipeline, part):
     for _ in range(2):
         found = assert_whole(pipeline(*COSTLY[part].split(), *EXPLAINED, "resume=never"))
