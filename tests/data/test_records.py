@@ -325,6 +325,7 @@ def test_class_numbers_that_were_prepared_as_floats_are_looked_at_and_quantities
         assert [(flaw.first, flaw.why) for flaw in loading.broken(train, None, 0, 1, True)] == flaws
 
 
+@pytest.mark.slow
 def test_with_skip_what_is_broken_is_left_out_and_counted(pipeline, tmp_path):
     kinds = ("several", "cut")
     for kind in kinds:

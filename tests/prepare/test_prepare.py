@@ -292,6 +292,7 @@ def test_a_killed_gathering_goes_on_with_the_pieces_that_are_there(tmp_path):
     assert checksums(folder) == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "source", "begun"), [
     (signal.SIGINT, ("slow_arrays", "+data.build.examples=8000", "shards=60"), "d/*.tfrecord"),
     # While the source is read.

@@ -30,6 +30,7 @@ from pipeline.driver.start import plan_run
 from pipeline.errors import as_typed
 from pipeline.plan import planning
 
+pytestmark = pytest.mark.slow
 STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
 # Of these a strategy's devices are made, where it takes others than the rest.
 HARDWARE = {"model_parallel": ("hardware=4cpu", "strategy.devices_per_replica=2"),
@@ -221,7 +222,6 @@ def test_a_refused_pair_leaves_with_exit_code_2_and_leaves_nothing(crossed, aske
         assert not list(tmp_path.glob("outputs/runs/*"))
 
 
-@pytest.mark.slow
 @pytest.mark.waits
 def test_the_first_rows_train_without_a_traceback(crossed):
     # Two at a time, as the cores are.

@@ -73,6 +73,7 @@ def trained(run: Path) -> tuple[list[str], dict[int, float]]:
     return weights(run), losses(run)
 
 
+@pytest.mark.slow
 def test_a_signal_that_comes_once_a_run_has_finished_does_not_have_it_trained_again(tmp_path):
     command = UnderWay(tmp_path, *SMALL, *ONE, "train.epochs=1", cold=True)
     while not list(tmp_path.glob("outputs/runs/*/result.json")):

@@ -396,6 +396,7 @@ def test_strategies_that_cannot_train_this_model_are_refused(mirrored) -> None:
         pipeline.fit(model, X, Y)
 
 
+@pytest.mark.slow
 def test_another_backend_of_keras_is_refused_in_words_and_the_package_is_imported_without_tensorflow() -> None:
     code = """
 import sys, pipeline

@@ -305,6 +305,7 @@ def pieces_of_xla():
     ran += [node.name for graph in [*graphs, *metadata.partition_graphs] for node in graph.node if node.op == "_XlaRun"]
 
 
+@pytest.mark.slow
 def test_what_xla_compiles_trains_as_one_device_does_without_it():
     expected, loop = trained(under("one", SMALL)), under("mirrored", SMALL)
     with pieces_of_xla() as ran:
