@@ -44,7 +44,7 @@ LONG = ("train.epochs=500", f"--config-dir={CONF}", "model=tiny", "data=digits",
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draws the cases of a commit alike in all processes that run tests; TEST_SEED draws others, "all" all of them."""
-    # Trio's, which nobody here uses, asks who refers to what is frozen below, and takes a second.
+    # Trio's plugin, which nobody here uses, asks who refers to what is frozen below, and takes a second.
     os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     os.environ.setdefault("TEST_SEED", commit.stdout.strip() or "0")

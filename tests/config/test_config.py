@@ -219,6 +219,7 @@ LATER = [*(case for case in EACH if case not in QUARTER), *sampled(OTHERS, len(O
 @pytest.mark.parametrize("tried", [QUARTER, pytest.param(LATER, marks=pytest.mark.slow)], ids=("quarter", "others"))
 def test_something_wrong_for_every_key_and_an_eighth_of_all_else_are_refused_in_one_message(asked, tried):
     assert {name for name, _ in keys()} <= {case[0].lstrip("+~").partition("=")[0] for case in cases()}
+    assert len(OTHERS) >= 200
     ended = [(case, asked(*case, module="bad_input")) for case in tried]
     assert [f"{' '.join(case)}: {fault(ran)}: {ran.err}" for case, ran in ended if fault(ran)] == []
 
@@ -374,7 +375,7 @@ def test_a_sweep_whose_every_point_is_refused_ends_with_two(asked, typed, words)
         "train_step", "received string.digits, which cannot be called.",
     )),
     (("model=mlp", "data.build._target_=sources.raising,os.getpid,os.getresuid,own.empty_data"), (
-        f"FileNotFoundError: no shelf 7 in the archive ({SUPPORT}/sources.py:",
+        f"FileNotFoundError: no shelf 7 in the archive ({SUPPORT}/sources.py:109)",
         "Expected data.build to return (train, validation), received int.",
         "Expected data.build to return (train, validation), received tuple.",
         "Expected training data with examples, received none.",

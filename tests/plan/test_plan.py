@@ -209,8 +209,10 @@ def test_hosts_of_their_own_number_their_cores_and_devices_from_zero():
     *((("tpu", "tpu_v5e_8", keys), words) for keys, words in (
         ({"train__check": "strict"}, "received strict. Try train.check=true, or strategy=mirrored."),
         ({"measure__baseline": Baseline.fresh}, "received fresh. Try measure.baseline=none, and -m workers=1,8"),
-        ({"measure__explain": True}, "Try measure.explain=false"),
-        ({"data__train_examples": 100, "train__replica_batch": 64}, "100 examples. Try train.replica_batch=12"))),
+        ({"measure__explain": True},
+         "received none on a TPU, which leaves no device for one. Try measure.explain=false"),
+        ({"data__train_examples": 100, "train__replica_batch": 64},
+         "one whole batch of 512, since a TPU takes no other, received 100 examples. Try train.replica_batch=12"))),
 ])  # fmt: skip
 def test_what_a_strategy_a_layout_or_any_plan_cannot_have_is_refused(made, words):
     strategy, *layout = made

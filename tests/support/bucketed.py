@@ -168,7 +168,7 @@ def main():
         found[name] = {"expected": expected, "fits": bucket.fits(model, step.variables_of(model), mirrored)}
         found[name]["others"] = any(bucket.fits(model, step.variables_of(model), mesh) for mesh in (one, cut))
         if expected:
-            # Without it, batches are the same to all models.
+            # What batches of the other kinds go without is one function for all models.
             found[name] |= compared(model, mirrored, "whole", *("short", "weighted") * (name == "functional"))
     print(json.dumps(found))
 

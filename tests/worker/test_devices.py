@@ -290,7 +290,7 @@ def test_all_is_on_the_planned_devices_and_micro_batches_learn_what_whole_ones_l
         "penalized": "received squared, whose loss is that of a whole batch. Try",
     }
     found = came(
-        "placed", tmp_path, *{f"{case.split(',')[0]},1,1,1": 0 for case in cases}, *cases,
+        "placed", tmp_path, *dict.fromkeys(f"{case.split(',')[0]},1,1,1" for case in cases), *cases,
         *(f"{name},1,2,2" for name in refused), "normalized,1,1", "normalized,1,2", "astray,1,2",
     )  # fmt: skip
     expect_planned(found["normalized,1,2"], found["normalized,1,1"], tmp_path / "normalized,1,2")

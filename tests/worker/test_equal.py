@@ -375,9 +375,8 @@ OPTIMIZERS = {
 def test_several_optimizers_accumulated_gradients_and_averages_train_what_they_do_in_keras(name):
     make, callbacks, devices = OPTIMIZERS[name]
     assert_trained_as_by_keras(strategies.mirrored(devices), make, callbacks)
-    if make is two_rates:
-        with pytest.raises(ModelError, match=r"received MultiOptimizer.*Try these rates as arguments of model.build"):
-            compile_chosen(layers(), two_rates(layers()), 0.1, None, None)
+    with pytest.raises(ModelError, match=r"received MultiOptimizer.*Try these rates as arguments of model.build"):
+        compile_chosen(layers(), two_rates(layers()), 0.1, None, None)
 
 
 def embedded(policy: str) -> keras.Model:

@@ -222,8 +222,6 @@ def recognizer() -> keras.Model:
 
 
 WORDS = tf.zeros((2, 6), tf.int32), tf.zeros((2, 6), tf.int32)
-
-
 ORDINARY = {
     "lstm": (own.masked, WORDS),
     "attention": (partial(models.transformer, input_shape=(6,), num_classes=20, blocks=1, width=8, heads=2), WORDS),
