@@ -179,7 +179,8 @@ class Watch:
 
     def _silence(self, now: float) -> RunFailed | None:
         alive, limit = self._alive(), self.plan.launch.startup_timeout
-        if late := {rank: each for rank, each in alive.items() if not each.joined and now - each.started > limit}:
+        late = {rank: each for rank, each in alive.items() if not each.joined and now - each.started > limit / 2}
+        if any(now - each.started > limit for each in late.values()):
             # Those that wait for others inside TensorFlow are silent too; blame one that never gave a sign.
             rank = min(late, key=lambda rank: (not late[rank].stopped, late[rank].beat or 0.0))
             return RunFailed(

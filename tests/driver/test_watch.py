@@ -28,11 +28,13 @@ class Story:
         self.watch = Watch(with_(make(config(strategy, "8cpu", workers), machine(8)), "launch", **limits))
         self.ranks = [process.rank for process in self.watch.plan.processes]
         self.counters = dict.fromkeys(self.ranks, 0)
-        self.now = BEGIN
         for rank in self.ranks:
+            # One after the other.
+            self.now = BEGIN + rank / 50
             self.tell(rank, Started(pid=rank))
             if join:
                 self.tell(rank, Joined())
+        self.now = BEGIN
 
     def tell(self, rank: int, event: Event) -> None:
         self.watch.note(stamped(event, self.now, "point", rank), self.now)
@@ -180,8 +182,8 @@ STORIES: dict[str, tuple[Callable[[], Story], list[Happens], tuple[int, str] | N
         UNJOINED, [beats(0), beats(1), passes(STARTUP), passes(0.1)],
         (2, "worker 2 did not join within 60 s. If it needs longer, try launch.startup_timeout=120.$"),
     ),
-    "one stopped before it joins is blamed though others are silent longer": (
-        UNJOINED, [passes(10), beats(1), tells(1, Stopped()), passes(STARTUP)],
+    "one stopped before it joins is blamed though others are silent longer, or were started before it": (
+        UNJOINED, [passes(10), beats(1), tells(1, Stopped()), passes(STARTUP - 9.99)],
         (1, "worker 1 did not join within 60 s: it is stopped"),
     ),
     "one that joins while another does not is not blamed": (

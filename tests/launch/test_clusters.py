@@ -83,6 +83,7 @@ def begun(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.waits
 def test_a_hand_made_tf_config_trains_to_the_losses_of_one_host_whichever_task_is_preempted_or_killed(pipeline, begun):
     alone = pipeline(*LONG, "workers=2")
     tasks = begun(worker=2)
@@ -346,7 +347,7 @@ def test_gradients_of_two_processes_a_host_leave_in_buckets_and_train_to_the_los
     run = UnderWay(tmp_path, *hosts)
     # The one that adds to the other host's, and those that are handed their host's sums.
     harms = ((2, signal.SIGKILL), (1, signal.SIGKILL), (3, signal.SIGSTOP))
-    for count, (rank, number) in enumerate(harms, 1):
+    for count, (rank, number) in enumerate(sampled(harms, 1), 1):
         run.more(30)
         run.harm(number, rank)
         run.until(lambda count=count: len(run.restarted()) == count, 60)
@@ -371,6 +372,7 @@ def test_gradients_of_two_processes_a_host_leave_in_buckets_and_train_to_the_los
 
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
 @pytest.mark.slow
+@pytest.mark.waits
 def test_two_hosts_and_two_nodes_of_slurm_train_on_jax_as_one_device_does(pipeline, two, tmp_path):
     def trained(name, *arguments, **environ):
         """The loss of each step, and the hosts that its processes were on."""

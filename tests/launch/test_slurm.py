@@ -300,6 +300,7 @@ def by_mpirun(folder: Path, processes: int, *arguments: str) -> Ran:
 
 @pytest.mark.slow
 @needs_mpirun
+@pytest.mark.waits
 def test_two_and_four_processes_train_to_the_losses_of_one_host(tmp_path):
     both = ("-m", "strategy=multi_worker", "workers=2,4", "sweep.name=both", *FEW)
     alone = UnderWay(tmp_path / "here", *both).ended(240).ok()
