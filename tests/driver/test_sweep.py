@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, Ran, UnderWay, left_behind, logged, with_
+from conftest import QUICK, Ran, UnderWay, left_behind, logged, sampled, with_
 from plans import config, machine
 
 from pipeline.commands.train import options
@@ -165,13 +165,13 @@ def test_every_ready_sweep_can_be_planned(asked, experiment, points):
     assert ran.out.count(" -- point ") == points
 
 
-@pytest.mark.parametrize("typed", [
+@pytest.mark.parametrize("typed", sampled([
     ["-m", "experiment=strategies"],
     ["-m", "experiment=scaling", "measure.scaling=strong", "sweep.name=mine"],
     ["-m", "strategy=mirrored,multi_worker", "workers=1,2", "sweep.name=mine", "sweep.repeats=3"],
     ["-m", "train.learning_rate=0.1,0.2", "model.build.hidden=[8, 16]", "model=mlp"],
     ["--config-dir=own", "experiment=own", "train.epochs=1"],
-], ids=lambda typed: typed[1])  # fmt: skip
+], 2), ids=lambda typed: typed[1])  # fmt: skip
 def test_the_command_of_a_point_is_accepted_and_is_one_run_of_the_same_config(tmp_path, monkeypatch, typed):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own" / "experiment").mkdir(parents=True)

@@ -79,6 +79,7 @@ def crowded_core():
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="Linux alone tells of waits")
+@pytest.mark.slow
 def test_what_waits_for_a_core_computes_and_what_sleeps_does_not(crowded_core):
     program = f"import os; os.sched_setaffinity(0, {{{crowded_core}}}); os.nice(10)\n{PROGRAM}"
     typed = [sys.executable, "-c", program, str(SECONDS)]

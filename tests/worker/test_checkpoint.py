@@ -211,7 +211,7 @@ def test_a_metric_that_is_not_there_cannot_choose_the_best(tmp_path):
         ran(training(tmp_path, Told(), kept=kept))
 
 
-@pytest.mark.parametrize(("seconds", "timed", "share", "minutes", "epochs"), [
+@pytest.mark.parametrize(("seconds", "timed", "share", "minutes", "epochs"), sampled([
     (100.0, False, 0.01, 1e3, [1, 2, 3, 4]),
     # A hundredth of it is no time to write anything.
     (0.1, False, 0.01, 1e3, []),
@@ -220,7 +220,7 @@ def test_a_metric_that_is_not_there_cannot_choose_the_best(tmp_path):
     (100.0, False, None, 1e3, []),
     # By the minute, after the call in which time is up: the first of each epoch.
     (100.0, False, None, 1.0, [0.4, 1.4, 2.4, 3.4]),
-])  # fmt: skip
+], 2))  # fmt: skip
 def test_by_default_a_checkpoint_comes_after_each_epoch_that_costs_more_and_none_while_steps_are_timed(
     tmp_path, seconds, timed, share, minutes, epochs
 ):
@@ -268,7 +268,9 @@ def test_a_training_that_a_callback_ends_says_so_also_where_it_goes_on(tmp_path)
         assert rest.result == over.result
 
 
-@pytest.mark.parametrize(("length", "ended"), [({"epochs": 2}, None), ({"epochs": 3}, 10), ({"steps": 11}, 10)])
+@pytest.mark.parametrize(
+    ("length", "ended"), sampled([({"epochs": 2}, None), ({"epochs": 3}, 10), ({"steps": 11}, 10)], 1)
+)
 def test_a_training_that_is_told_to_stop_at_its_end_has_not_ended_early(tmp_path, length, ended):
     stopping = [keras.callbacks.EarlyStopping("loss", min_delta=9.0, patience=1)]
     made = training(tmp_path, Told(), callbacks=lambda: stopping, **{"epochs": None, **length})

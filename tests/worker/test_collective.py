@@ -173,6 +173,7 @@ def test_processes_that_cannot_share_memory_all_say_why(found, case, reason):
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="a mount takes root and unshare")
+@pytest.mark.slow
 def test_what_is_shared_has_no_name_and_needs_no_room_in_dev_shm_where_a_killed_process_leaves_nothing():
     mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && "$@" && test -z "$(ls -A /dev/shm)"'
     made = came("sharing", "sums:2", "killed:5", "left", before=("unshare", "-m", "sh", "-c", mount, "sh"), timeout=120)

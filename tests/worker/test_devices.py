@@ -191,6 +191,7 @@ def test_a_process_without_tensorflow_is_promised_nothing() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "False\n"
 
 
+@pytest.mark.slow
 def test_a_ctrl_c_amid_the_bind_leaves_no_server_and_the_next_one_listens_on_loopback_only() -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with reserved_ports(1) as (port,):

@@ -275,7 +275,7 @@ MADE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", sampled(list(MADE), 4))
+@pytest.mark.parametrize("kind", sampled(list(MADE), 2))
 def test_a_learning_rate_that_is_asked_for_changes_nothing_else_of_an_optimizer(mirrored, kind):
     make, rate = MADE[kind]
 
@@ -371,7 +371,7 @@ OPTIMIZERS = {
 
 
 # Others in each run of CI.
-@pytest.mark.parametrize("name", sampled(list(OPTIMIZERS), 6))
+@pytest.mark.parametrize("name", sampled(list(OPTIMIZERS), 3))
 def test_several_optimizers_accumulated_gradients_and_averages_train_what_they_do_in_keras(name):
     make, callbacks, devices = OPTIMIZERS[name]
     assert_trained_as_by_keras(strategies.mirrored(devices), make, callbacks)

@@ -204,7 +204,7 @@ def test_every_example_is_seen_once_an_epoch_however_the_data_comes(pipeline, la
             assert in_orders or epoch["metrics"] == once, folder
 
 
-@pytest.mark.parametrize("layout", [("strategy=mirrored", "workers=2"), TWO])
+@pytest.mark.parametrize("layout", sampled([("strategy=mirrored", "workers=2"), TWO], 1))
 def test_callbacks_run_once_in_keras_order_and_every_worker_obeys(pipeline, tmp_path, layout):
     notes = tmp_path / "notes.txt"
     ran = pipeline(

@@ -188,7 +188,7 @@ def test_the_end_of_data_of_unknown_length_is_no_step(mirrored) -> None:
 # Keras forks for processes.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 # Each takes seconds, and what goes wrong in one mostly does in others: other ones in each run of CI.
-@pytest.mark.parametrize("call", sampled(list(CALLS), 5))
+@pytest.mark.parametrize("call", sampled(list(CALLS), 3))
 def test_history_and_hooks_of_data_are_those_of_keras_on_one_device(call: str, mirrored) -> None:
     make = CALLS[call]().get("make", regression if call.startswith("Py") else classifier)
     told = "Expected data for" if "ends" in CALLS[call]() else None
@@ -224,7 +224,7 @@ def test_shuffled_arrays_are_seen_once_an_epoch_in_an_order_of_the_seed(mirrored
     assert history(mirrored, 8) != pytest.approx(one, rel=1e-5)
 
 
-@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin", "on_test_begin"])
+@pytest.mark.parametrize("hook", sampled(["on_train_begin", "on_epoch_begin", "on_test_begin"], 1))
 def test_a_training_that_a_hook_ends_has_the_history_and_the_weights_of_keras(hook: str) -> None:
     def arguments() -> dict[str, Any]:
         return {"x": X, "y": Y, "epochs": 3, "validation_data": (X[:9], Y[:9]), "callbacks": [Stopping(hook)]}
@@ -268,7 +268,7 @@ def test_a_model_compiled_anew_trains_by_its_new_settings(mirrored) -> None:
     assert_same(histories[1], histories[0], 1e-5)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
+@pytest.mark.parametrize("steps_per_execution", sampled([1, 3], 1))
 def test_callbacks_see_the_batches_that_they_see_in_keras(steps_per_execution: int, mirrored) -> None:
     theirs, ours = list[str](), list[str]()
     for hooks, fit, strategy in ((theirs, by_keras, ()), (ours, fitted, (mirrored,))):
@@ -361,10 +361,10 @@ def test_what_cannot_be_honoured_is_refused_in_words(make, arguments, words: str
         pipeline.fit(model, **({"x": X, "y": Y, "verbose": 0} | arguments))
 
 
-@pytest.mark.parametrize(("layer", "words"), [
+@pytest.mark.parametrize(("layer", "words"), sampled([
     ("running maximum", r"differ from one device in state of looking/largest .* Try .* or check=False, if"),
     ("batch softmax", r"It begins in layer looking, which does not treat each example by itself\. .* or check=False"),
-])  # fmt: skip
+], 1))  # fmt: skip
 def test_what_replicas_make_otherwise_than_one_device_is_warned_of_before_the_first_fit(layer, words, mirrored) -> None:
     def made() -> keras.Model:
         with mirrored.scope():

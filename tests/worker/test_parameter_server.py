@@ -55,6 +55,7 @@ def test_tables_in_shards_on_two_servers_train_and_load_as_whole_ones(pipeline):
     assert_equal([*folders, *(folder for folder in cut.run_folders if folder not in folders)])
 
 
+@pytest.mark.slow
 def test_racing_workers_see_each_example_once_an_epoch_and_every_step_is_applied(pipeline):
     ran = pipeline(
         *QUICK, *RACING, f"--config-dir={CONF}", "data=numbered", "model=tiny", "train.epochs=3",
