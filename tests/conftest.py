@@ -53,21 +53,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves half of those that wait, and of those that are timed, to another commit; of the rest those that wait begin.
+    """Leaves half of the tests that wait, and of those that are timed, to other commits. Those that wait begin first.
 
-    All of these are run by one process, beside which the others' tests compute.
+    One process runs these: the others' tests, which compute, run beside them.
     """
-    left_out = set[str]()
     for marker in ("waits", "timed"):
-        names = sorted({_function(item) for item in items if item.get_closest_marker(marker)})
-        left_out |= {*names} - {*sampled(names, (len(names) + 1) // 2)}
-    config.hook.pytest_deselected(items=[item for item in items if _function(item) in left_out])
-    items[:] = [item for item in items if _function(item) not in left_out]
+        names = sorted({item.name.partition("[")[0] for item in items if item.get_closest_marker(marker)})
+        kept = sampled(names, (len(names) + 1) // 2)
+        left = [item for item in items if item.get_closest_marker(marker) and item.name.partition("[")[0] not in kept]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+        for item in items:
+            if item.get_closest_marker(marker):
+                item.add_marker("slow")
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
-
-
-def _function(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]
 
 
 def pytest_collection_finish() -> None:

@@ -189,7 +189,6 @@ def test_a_benchmark_compares_two_versions_as_a_person_types_it(tmp_path):
     written_by(tmp_path, "side_by_side")
 
 
-@pytest.mark.slow
 @pytest.mark.waits
 def test_overlap_is_measured_where_namespaces_can_stand_for_hosts(tmp_path):
     ran = typed(tmp_path, "overlap.py", "--smoke", "--json", "overlap.json")

@@ -190,13 +190,12 @@ class Watch:
                 stuck=True,
             )
         limit = self.plan.launch.heartbeat_timeout
-        quiet = {rank: self._quiet(rank, now) for rank, process in alive.items() if process.joined}
-        if max(quiet.values(), default=0.0) <= limit:
+        silent = {rank: quiet for rank in alive if alive[rank].joined and (quiet := self._quiet(rank, now)) > limit / 2}
+        if max(silent.values(), default=0.0) <= limit:
             return None
         # TensorFlow registers a function with every worker and server, and holds Python's lock until all have answered:
         # a coordinator that is silent too is the last to blame.
-        silent = [rank for rank, seconds in quiet.items() if seconds > limit / 2]
-        rank = min(silent, key=lambda rank: (rank in self.plan.leaders, not alive[rank].stopped, -quiet[rank]))
+        rank = min(silent, key=lambda rank: (rank in self.plan.leaders, not alive[rank].stopped, -silent[rank]))
         return None if self._replaceable(rank) else self._silent(rank, now)
 
     def _peers(self, now: float) -> RunFailed | None:

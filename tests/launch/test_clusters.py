@@ -82,7 +82,6 @@ def begun(tmp_path):
         assert not left_behind(command.folder)
 
 
-@pytest.mark.slow
 @pytest.mark.waits
 def test_a_hand_made_tf_config_trains_to_the_losses_of_one_host_whichever_task_is_preempted_or_killed(pipeline, begun):
     alone = pipeline(*LONG, "workers=2")
@@ -259,7 +258,6 @@ def saved(folder: Path) -> int:
     return max((int(path.name.split("-")[1]) for path in folder.glob("checkpoints/step-*.json")), default=0)
 
 
-@pytest.mark.slow
 @pytest.mark.waits
 def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link_and_of_drivers(pipeline, two, tmp_path):
     alone = unharmed(pipeline, *ON_TWO)
@@ -327,7 +325,6 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link_and
     assert [process["address"].rpartition(":")[0] for process in processes] == [a, b]
 
 
-@pytest.mark.slow
 @pytest.mark.waits
 def test_gradients_of_two_processes_a_host_leave_in_buckets_and_train_to_the_losses_of_one_host_whoever_is_harmed(
     pipeline, two, tmp_path
@@ -371,7 +368,6 @@ def test_gradients_of_two_processes_a_host_leave_in_buckets_and_train_to_the_los
 
 
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
-@pytest.mark.slow
 @pytest.mark.waits
 def test_two_hosts_and_two_nodes_of_slurm_train_on_jax_as_one_device_does(pipeline, two, tmp_path):
     def trained(name, *arguments, **environ):
@@ -393,7 +389,6 @@ def test_two_hosts_and_two_nodes_of_slurm_train_on_jax_as_one_device_does(pipeli
     np.testing.assert_allclose(losses, one, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.timed
 def test_what_a_slower_link_takes_is_predicted_from_what_the_doctor_measured_and_called_communication(
     pipeline, two, tmp_path

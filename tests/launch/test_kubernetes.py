@@ -234,7 +234,6 @@ def test_a_run_without_an_image_or_the_client_says_what_to_do(asked, tmp_path):
 
 
 @needs_namespaces
-@pytest.mark.slow
 @pytest.mark.waits
 def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of_a_run_on_this_machine(
     running, tmp_path
@@ -283,7 +282,6 @@ def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of
 
 
 @needs_namespaces
-@pytest.mark.slow
 @pytest.mark.waits
 def test_a_job_whose_pods_dial_trains_with_parameter_servers_and_ctrl_c_deletes_all(running, tmp_path):
     run = UnderWay(

@@ -80,7 +80,6 @@ def typed(slurm: Slurm, tmp_path: Path) -> Iterator[Typed]:
     assert not slurm.jobs()
 
 
-@pytest.mark.slow
 @pytest.mark.waits
 def test_points_are_jobs_side_by_side_and_after_a_kill_none_of_them_is_run_twice(typed, tmp_path):
     sweep = ("-m", "workers=2", "sweep.name=three", "train.steps=30", "checkpoint.every_steps=10", *SMALL)
@@ -117,7 +116,6 @@ def test_points_are_jobs_side_by_side_and_after_a_kill_none_of_them_is_run_twice
     assert len(told) == 3 - len(kept)
 
 
-@pytest.mark.slow
 @pytest.mark.waits
 def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_unharmed_run(typed, tmp_path):
     # Meanwhile, since the other mostly waits.
@@ -162,7 +160,6 @@ def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_u
     once_in_mlflow(typed.folder, ran.result, 400, len({event["epoch"] for event in typed.told("epoch")}))
 
 
-@pytest.mark.slow
 @pytest.mark.waits
 def test_a_batch_script_of_ones_own_is_requeued_and_scancel_ends_a_run_as_killed(typed, slurm, tmp_path):
     short = (*TWO, "train.steps=60", "train.steps_per_call=1", "checkpoint.every_steps=10")

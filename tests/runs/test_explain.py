@@ -187,7 +187,6 @@ COSTLY = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.timed
 @pytest.mark.parametrize("part", sampled(list(COSTLY), 1))
 def test_what_costs_most_is_called_the_bound_or_costs_more_than_what_it_is_part_of(pipeline, part):
@@ -204,7 +203,6 @@ def test_what_costs_most_is_called_the_bound_or_costs_more_than_what_it_is_part_
     assert part == "communication" or (share(found, part) > 0.25 and "try data.cache=memory" in found["advice"]), found
 
 
-@pytest.mark.slow
 @pytest.mark.timed
 def test_a_worker_that_is_held_back_is_named(tmp_path):
     run = UnderWay(tmp_path, "strategy=multi_worker", *UNHURRIED, *EXPLAINED)
@@ -259,11 +257,9 @@ def test_nothing_that_is_trained_changes_where_loss_is_explained_and_the_input_i
 
 ALONE = ("tracking=none", "measure.baseline=none", "measure.repeats=2", "train.check=off")
 TIMED = (*ALONE, "measure.steps=8", "train.steps_per_call=4")
-# Others in each run of CI.
 STRATEGIES = sampled(("one_device", "mirrored", "multi_worker", "parameter_server"), 2)
 
 
-@pytest.mark.slow
 @pytest.mark.timed
 def test_a_slow_input_is_found_under_every_kind_of_strategy(pipeline):
     ran: Ran = pipeline("-m", f"strategy={','.join(STRATEGIES)}", "workers=2", *TIMED, *SLEEPY, "train.steps=20").ok()
@@ -276,7 +272,6 @@ def test_a_slow_input_is_found_under_every_kind_of_strategy(pipeline):
     assert ran.out.rsplit("-- ", 1)[1].count("input-bound") >= len(STRATEGIES)
 
 
-@pytest.mark.slow
 @pytest.mark.timed
 def test_a_slow_map_that_sleeps_or_computes_is_found_and_what_there_is_to_gain_is_nearly_gained(pipeline):
     fast = (*TIMED, *UNHURRIED, "strategy=one_device", "train.steps=24", "resume=never")
@@ -295,7 +290,6 @@ def test_a_slow_map_that_sleeps_or_computes_is_found_and_what_there_is_to_gain_i
     assert 0.6 * min(low) < found["ceiling_examples_per_second"] < 1.4 * max(high)
 
 
-@pytest.mark.slow
 @pytest.mark.timed
 def test_workers_that_race_are_profiled_too_and_nothing_is_told_of_other_work_where_none_of_theirs_is_timed(pipeline):
     racing = ("strategy=parameter_server", "workers=2", "train.steps=20", "data.profile=true")

@@ -287,7 +287,6 @@ SLOWLY = ("train.callbacks=[{_target_: own.pausing, seconds: 0.15}]",)
 STEPS, EPOCHS = 480, 40
 
 
-@pytest.mark.slow
 @pytest.mark.waits
 def test_a_detached_run_outlives_its_conductors_and_ends_as_an_unharmed_one(tmp_path):
     # Meanwhile, since the other mostly waits.

@@ -306,7 +306,6 @@ HARMS = {
     "stopped worker, JAX": (1, signal.SIGSTOP, f"worker 1 {SILENT}", "backend=jax"),
 }
 QUICK_HARMS = ("killed worker", "stopped")
-# Others in each run of CI, besides.
 SLOW_HARMS = sampled([harm for harm in HARMS if harm not in QUICK_HARMS], 3)
 
 

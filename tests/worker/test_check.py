@@ -129,7 +129,6 @@ EQUAL: dict[str, Callable[[], tuple[keras.Model, Any]]] = {
 }  # fmt: skip
 
 
-# Others in each run of CI, but for one that takes long.
 @pytest.mark.parametrize(
     "name",
     [*sampled([name for name in EQUAL if name != "words"], 4), pytest.param("words", marks=pytest.mark.slow)],

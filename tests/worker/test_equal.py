@@ -121,7 +121,6 @@ def test_layers_of(of, differing):
     from differing.case import Input, Layer
 
     named = [one for found, second in rows("Layers") if second == of for one in found]
-    # Others in each run of CI.
     named = sampled(named, (len(named) + 1) // 2)
     layers, ends = [], []
     for one in named:
@@ -370,7 +369,6 @@ OPTIMIZERS = {
 }  # fmt: skip
 
 
-# Others in each run of CI.
 @pytest.mark.parametrize("name", sampled(list(OPTIMIZERS), 3))
 def test_several_optimizers_accumulated_gradients_and_averages_train_what_they_do_in_keras(name):
     make, callbacks, devices = OPTIMIZERS[name]

@@ -187,7 +187,6 @@ def test_the_end_of_data_of_unknown_length_is_no_step(mirrored) -> None:
 
 # Keras forks for processes.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-# Each takes seconds, and what goes wrong in one mostly does in others: other ones in each run of CI.
 @pytest.mark.parametrize("call", sampled(list(CALLS), 3))
 def test_history_and_hooks_of_data_are_those_of_keras_on_one_device(call: str, mirrored) -> None:
     make = CALLS[call]().get("make", regression if call.startswith("Py") else classifier)
