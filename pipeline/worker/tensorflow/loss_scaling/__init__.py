@@ -41,8 +41,7 @@ def without_keras_scaling() -> contextlib.AbstractContextManager[None]:
         return values * _tracing.weighed(reduce(tf.ones((), values.dtype), sample_weight, **how))
 
     reduce = keras_loss.reduce_weighted_values
-    unscaled = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
-    as_it_is = dict.fromkeys(unscaled, lambda value: value)
+    as_it_is = dict.fromkeys(("scale_loss_for_distribution", "unscale_loss_for_distribution"), lambda value: value)
     return patched(keras_loss, as_it_is | {"reduce_weighted_values": reduced})
 
 
@@ -101,8 +100,7 @@ def find(model: keras.Model, batch: Batch, gather: bool) -> list[str]:
         ):
             # Whatever a model of a person's own raises on made-up examples.
             with contextlib.suppress(Exception):
-                for name in _of_model(model, batch, own, quiet=bool(unfit)):
-                    unfit.append(name)
+                unfit.extend(_of_model(model, batch, own, quiet=bool(unfit)))
     by_gathering = "train.gather=true, or gather=True in pipeline.fit"
     instead = "that loss in compile or compute_loss, from the model's outputs" if gather else by_gathering
     return [
@@ -327,16 +325,8 @@ def _of_model(model: keras.Model, batch: Batch, own: bool, quiet: bool) -> Itera
             yield f"what {layer.name} adds to the loss"
             quiet = True
     if own:
-        # MEAN is a loss that is one once sums in it are brought to that, SUM one that is a sum.
-        for moved in (False, True):
-            scaled, as_it_is = (on_pieces(partial(_whole, model, as_is, moved), examples) for as_is in (False, True))
-            if any(scaled):
-                break
-        if reduction_of(scaled[:3], tolerance) in (None, Reduction.MEAN):
-            rule = Reduction.MEAN
-        elif (rule := reduction_of(as_it_is[:3], tolerance) or Reduction.NEITHER) is not Reduction.SUM:
-            rule = (None if exact else reduction.of_doubled(as_it_is, tolerance)) or Reduction.NEITHER
-        rules_of(model).whole = rule
+        told = {_rule_of_whole(model, examples, moved, exact, tolerance) for moved in (False, True)} - {None}
+        rules_of(model).whole = rule = Reduction.NEITHER if len(told) > 1 else next(iter(told), Reduction.MEAN)
         if rule is Reduction.NEITHER and not quiet:
             yield f"compute_loss of {type(model).__name__}"
 
@@ -357,6 +347,16 @@ def _rules(
             rule = again or reduction.of_doubled(values, tolerance)
         rules.append(rule)
     return tuple(rules)
+
+
+def _rule_of_whole(model: keras.Model, examples: Batch, moved: bool, exact: bool, tolerance: float) -> Reduction | None:
+    """MEAN: a loss that is one once sums in it are brought to that; SUM: a sum; None: not told."""
+    scaled, as_it_is = (on_pieces(partial(_whole, model, as_is, moved), examples) for as_is in (False, True))
+    if (rule := reduction_of(scaled[:3], tolerance)) in (None, Reduction.MEAN):
+        return rule
+    if reduction_of(as_it_is[:3], tolerance) is Reduction.SUM:
+        return Reduction.SUM
+    return (None if exact else reduction.of_doubled(as_it_is, tolerance)) or Reduction.NEITHER
 
 
 def _whole(model: keras.Model, as_is: bool, moved: bool, piece: Batch, share: float) -> float:
