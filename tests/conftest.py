@@ -53,19 +53,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves half of the tests that wait, and of those that are timed, to other commits. Those that wait begin first.
+    """Leaves half of the tests that wait, and of those that are timed, to other commits; both kinds are slow.
 
-    One process runs these: the others' tests, which compute, run beside them.
+    Those that wait are begun first, all by one process: the others' tests, which compute, run beside them.
     """
     for marker in ("waits", "timed"):
-        names = sorted({item.name.partition("[")[0] for item in items if item.get_closest_marker(marker)})
+        marked = {item: item.name.partition("[")[0] for item in items if item.get_closest_marker(marker)}
+        for item in marked:
+            item.add_marker("slow")
+        names = sorted({*marked.values()})
         kept = sampled(names, (len(names) + 1) // 2)
-        left = [item for item in items if item.get_closest_marker(marker) and item.name.partition("[")[0] not in kept]
+        left = [item for item, name in marked.items() if name not in kept]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
-        for item in items:
-            if item.get_closest_marker(marker):
-                item.add_marker("slow")
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
 
 

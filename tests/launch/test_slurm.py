@@ -295,7 +295,6 @@ def by_mpirun(folder: Path, processes: int, *arguments: str) -> Ran:
     return launched(folder, *MPIRUN, "-n", f"{processes}", sys.executable, "-m", "pipeline", "cluster=mpi", *arguments)
 
 
-@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.waits
 def test_two_and_four_processes_train_to_the_losses_of_one_host(tmp_path):

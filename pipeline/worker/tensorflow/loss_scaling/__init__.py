@@ -98,7 +98,7 @@ def find(model: keras.Model, batch: Batch, gather: bool) -> list[str]:
             getattr(layer, "activity_regularizer", None) is not None or reduction.mentions(type(layer), "add_loss")
             for layer in model._flatten_layers()
         ):
-            # Whatever a model of a person's own raises on made-up examples.
+            # Whatever a model of a person's own raises on made-up examples; what was found before stays.
             with contextlib.suppress(Exception):
                 unfit.extend(_of_model(model, batch, own, quiet=bool(unfit)))
     by_gathering = "train.gather=true, or gather=True in pipeline.fit"
@@ -325,8 +325,8 @@ def _of_model(model: keras.Model, batch: Batch, own: bool, quiet: bool) -> Itera
             yield f"what {layer.name} adds to the loss"
             quiet = True
     if own:
-        told = {_rule_of_whole(model, examples, moved, exact, tolerance) for moved in (False, True)} - {None}
-        rules_of(model).whole = rule = Reduction.NEITHER if len(told) > 1 else next(iter(told), Reduction.MEAN)
+        ways = {_rule_of_whole(model, examples, moved, exact, tolerance) for moved in (False, True)} - {None}
+        rules_of(model).whole = rule = Reduction.NEITHER if len(ways) > 1 else next(iter(ways), Reduction.MEAN)
         if rule is Reduction.NEITHER and not quiet:
             yield f"compute_loss of {type(model).__name__}"
 
